@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The bytes that the BPF programs and the proxy share: marks, map names, keys, values and counters.
+//!
+//! Nothing but layout lives here: no logic, no std. A change of any size, offset, number or name below is a change of
+//! [`ABI_VERSION`], because pinned maps outlive the process that made them.
+
+#![no_std]
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Version of everything in this crate; it names the bpffs folder that the maps are pinned under.
+pub const ABI_VERSION: u32 = 1;
+
+/// The bits of a packet or socket mark that culvert reads and writes; all others belong to whoever set them.
+pub const MARK_MASK: u32 = 0xfff;
+
+/// A captured application socket: its packets are routed to `lo`, where `pick_listener` finds them.
+pub const MARK_CAPTURED: u32 = 0x111;
+
+/// The proxy's leg to the application, from the client's address: replies are routed to `lo`.
+pub const MARK_DELIVERY: u32 = 0x53a;
+
+/// The HBONE port, terminated by the proxy in every enrolled pod.
+pub const HBONE_PORT: u16 = 15008;
+
+/// An IPv6 address, or an IPv4 address in its v4-mapped form (RFC 4291 §2.5.5.2), in network order.
+///
+/// Aligned to words, because BPF copies what is not byte by byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C, align(4))]
+pub struct Addr(pub [u8; 16]);
+
+/// Key of [`maps::ADDRS`]: an address that a pod's network namespace owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct PodAddr {
+    /// The pod, as [`Pod::id`].
+    pub pod: u32,
+    /// One of its addresses.
+    pub addr: Addr,
+}
+
+/// Value of [`maps::PODS`] and [`maps::PODS_BY_ADDR`]: an enrolled pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Pod {
+    /// Inode number of the pod's network namespace, unique among namespaces that exist.
+    pub id: u32,
+    /// Reserved for per-pod settings; zero.
+    pub flags: u32,
+}
+
+/// Key of [`maps::EXEMPT`]: a connection that reaches the application without capture, as the pod sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Flow {
+    /// Where the SYN comes from.
+    pub remote: Addr,
+    /// The pod's address.
+    pub local: Addr,
+    /// Source port of the SYN, host order.
+    pub remote_port: u16,
+    /// The application's port, host order.
+    pub local_port: u16,
+}
+
+/// Value of [`maps::SAVED`]: what the pod's network namespace held before enrolment, each `0`, `1` or `2` as the sysctl
+/// reads, or [`Saved::ABSENT`] where it could not be read (IPv6 compiled out).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Saved {
+    /// `net.ipv4.tcp_fwmark_accept`.
+    pub tcp_fwmark_accept: u8,
+    /// `net.ipv4.fwmark_reflect`.
+    pub fwmark_reflect_v4: u8,
+    /// `net.ipv6.fwmark_reflect`.
+    pub fwmark_reflect_v6: u8,
+    /// `net.ipv4.conf.lo.accept_local`.
+    pub lo_accept_local: u8,
+}
+
+impl Saved {
+    /// The setting does not exist in this namespace.
+    pub const ABSENT: u8 = 0xff;
+}
+
+/// Key of the `listeners` SOCKMAP of a pod: one slot a role and address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Slot {
+    /// Captured connections of the pod, IPv4.
+    OutboundV4 = 0,
+    /// Captured connections of the pod, IPv6.
+    OutboundV6 = 1,
+    /// Plaintext connections to the pod, IPv4.
+    InboundV4 = 2,
+    /// Plaintext connections to the pod, IPv6.
+    InboundV6 = 3,
+    /// HBONE connections to the pod, IPv4.
+    HboneV4 = 4,
+    /// HBONE connections to the pod, IPv6.
+    HboneV6 = 5,
+}
+
+impl Slot {
+    /// Number of slots, hence the size of the SOCKMAP.
+    pub const COUNT: u32 = 6;
+}
+
+/// Names of maps, pins and programs. Operators see them in `bpftool`, so each is at most 15 bytes.
+pub mod maps {
+    /// `HASH<u64 netns cookie, Pod>`: enrolled pods, the commit point of an enrolment.
+    pub const PODS: &str = "pods";
+    /// `HASH<Addr, Pod>`: the same by address, for kernels whose sockops cannot read a netns cookie (before 5.15).
+    pub const PODS_BY_ADDR: &str = "pods_by_addr";
+    /// `HASH<PodAddr, u8>`: every address of every enrolled pod.
+    pub const ADDRS: &str = "addrs";
+    /// `LRU_HASH<Flow, u8>`: connections in their handshake that bypass inbound capture.
+    pub const EXEMPT: &str = "exempt";
+    /// `SK_STORAGE<u32>`: sockets that the proxy itself dialled.
+    pub const OWN: &str = "own";
+    /// `HASH<u64 cgroup id, u8>`: cgroups of culvert's own processes.
+    pub const OWN_CGROUPS: &str = "own_cgroups";
+    /// `PERCPU_ARRAY<u64>`: one counter an [`super::Outcome`].
+    pub const OUTCOMES: &str = "outcomes";
+    /// `SOCKMAP`, one a pod, keyed by [`super::Slot`].
+    pub const LISTENERS: &str = "listeners";
+    /// `HASH<u32 pod, Saved>`: what to restore at un-enrolment.
+    pub const SAVED: &str = "saved";
+}
+
+macro_rules! outcomes {
+    ($($(#[$doc:meta])* $name:ident = $index:literal, $program:literal, $outcome:literal;)+) => {
+        /// What a program did with a socket or packet; index into [`maps::OUTCOMES`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Outcome {
+            $($(#[$doc])* $name = $index,)+
+        }
+
+        impl Outcome {
+            /// Every outcome, in index order.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+
+            /// Number of outcomes, hence the size of [`maps::OUTCOMES`].
+            #[expect(clippy::cast_possible_truncation, reason = "there are a few dozen")]
+            pub const COUNT: u32 = Self::ALL.len() as u32;
+
+            /// The program that counts it and the label of the outcome, as metrics and `bpf-fixtures` spell them.
+            pub const fn labels(self) -> (&'static str, &'static str) {
+                match self {
+                    $(Self::$name => ($program, $outcome),)+
+                }
+            }
+        }
+    };
+}
+
+outcomes! {
+    /// An enrolled pod's `connect()` was marked for capture.
+    Marked = 0, "mark_connect", "marked";
+    /// The proxy's own socket: left alone.
+    MarkOwn = 1, "mark_connect", "own";
+    /// The destination is loopback or the pod itself: left alone.
+    MarkLocal = 2, "mark_connect", "local";
+    /// A stale capture mark of an earlier `connect()` was cleared.
+    MarkCleared = 3, "mark_connect", "cleared";
+    /// The kernel refused to set the mark: `guard` then drops the connection.
+    MarkFailed = 4, "mark_connect", "failed";
+    /// A socket of the proxy was tagged as ours.
+    OwnTagged = 5, "mark_own", "tagged";
+    /// A delivery to the application was exempted from capture.
+    OwnExempted = 6, "mark_own", "exempted";
+    /// A delivery closed and its exemption was removed.
+    OwnReleased = 7, "mark_own", "released";
+    /// The tag or the exemption could not be stored.
+    OwnFailed = 8, "mark_own", "failed";
+    /// A captured connection was given to the outbound listener.
+    PickOutbound = 9, "pick_listener", "outbound";
+    /// A plaintext connection to the pod was given to the inbound listener.
+    PickInbound = 10, "pick_listener", "inbound";
+    /// A connection to port 15008 was given to the HBONE listener.
+    PickHbone = 11, "pick_listener", "hbone";
+    /// The pod connects to itself.
+    PickSelf = 12, "pick_listener", "self";
+    /// An exempted connection went to the application.
+    PickExempt = 13, "pick_listener", "exempt";
+    /// No listener in the slot: the connection was dropped (fails closed).
+    PickNoListener = 14, "pick_listener", "no_listener";
+    /// The kernel refused the listener: the connection was dropped (fails closed).
+    PickFailed = 15, "pick_listener", "failed";
+    /// A SYN to the pod was held because no listener was there.
+    HoldIn = 16, "hold_in", "held";
+    /// A captured SYN was held because no listener was there.
+    HoldOut = 17, "hold_out", "held";
+    /// The proxy's own SYN left the pod.
+    GuardOwn = 18, "guard", "own";
+    /// A marked packet had lost its route to `lo` and was dropped.
+    GuardRouteLost = 19, "guard", "route_lost";
+    /// A SYN that escaped capture was dropped.
+    GuardUncaptured = 20, "guard", "uncaptured";
+    /// A TCP packet whose header could not be read was dropped.
+    GuardMalformed = 21, "guard", "malformed";
+}
+
+const _: () = {
+    assert!(size_of::<Addr>() == 16);
+    assert!(size_of::<PodAddr>() == 20);
+    assert!(size_of::<Pod>() == 8);
+    assert!(size_of::<Flow>() == 36);
+    assert!(size_of::<Saved>() == 4);
+};
+
+/// Checks that a type has no padding and no invalid bit pattern, then lets aya copy it to and from maps.
+#[cfg(feature = "user")]
+macro_rules! pod {
+    ($($ty:ty),+) => {$(
+        const _: () = {
+            const fn plain<T: FromBytes + IntoBytes + Immutable + Copy>() {}
+            plain::<$ty>();
+        };
+        // SAFETY: `plain` proved that every bit pattern is valid and no byte is padding.
+        #[expect(unsafe_code, reason = "aya asks for the promise that zerocopy has just checked")]
+        unsafe impl aya::Pod for $ty {}
+    )+};
+}
+
+#[cfg(feature = "user")]
+pod!(Addr, PodAddr, Pod, Flow, Saved);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_numbered_without_gaps() {
+        for (index, outcome) in Outcome::ALL.iter().enumerate() {
+            assert_eq!(*outcome as usize, index);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The object that is attached once a node, at the root of cgroup2: marks what enrolled pods dial.
+//!
+//! Whose socket it is was decided by `mark_own` in the object `exempt`, which the kernel runs before.
+#![no_std]
+#![no_main]
+#![expect(
+    clippy::inline_always,
+    reason = "kernels before 5.13 refuse functions of a program that take pointers"
+)]
+
+mod maps;
+
+use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
+use aya_log_ebpf::warn;
+use culvert_abi::{Outcome, Pod, PodAddr};
+use culvert_ebpf::{
+    endpoint::{Connection, Place},
+    helpers::{self, Event, Socket},
+    outbound::{self, Verdict},
+};
+use maps::{ADDRS, OUTCOMES, OWN, PODS, PODS_BY_ADDR};
+
+culvert_ebpf::object!();
+
+/// Marks `connect()`s of enrolled pods, which it knows by netns cookie. Linux 5.15.
+///
+/// Fails open here and closed at `guard`: a socket without the mark leaves as an uncaptured SYN, which is dropped there.
+#[sock_ops]
+fn mark_connect(ctx: SockOpsContext) -> u32 {
+    if helpers::event(&ctx) == Event::Connect
+        && let Some(pod) = helpers::find(&PODS, &helpers::netns_cookie(&ctx))
+        && let Some(connection) = helpers::connection(&ctx)
+    {
+        mark(&ctx, pod, &connection);
+    }
+    0
+}
+
+/// The same, for kernels before 5.15: knows a pod by the address that the socket has chosen. Linux 5.10.
+#[sock_ops]
+fn mark_by_addr(ctx: SockOpsContext) -> u32 {
+    if helpers::event(&ctx) == Event::Connect
+        && let Some(connection) = helpers::connection(&ctx)
+        && let Some(pod) = helpers::find(&PODS_BY_ADDR, &connection.local.addr)
+    {
+        mark(&ctx, pod, &connection);
+    }
+    0
+}
+
+#[inline(always)]
+fn mark(ctx: &SockOpsContext, pod: Pod, connection: &Connection) {
+    let Some(socket) = Socket::of(ctx) else { return };
+    let destination = Place::of(&connection.remote.addr, |addr| {
+        helpers::find(&ADDRS, &PodAddr { pod: pod.id, addr: *addr }).is_some()
+    });
+    let (outcome, applied) = match outbound::verdict(socket.owner(&OWN), destination, socket.mark())
+    {
+        Verdict::Own => (Outcome::MarkOwn, Ok(())),
+        Verdict::Local => (Outcome::MarkLocal, Ok(())),
+        Verdict::Clear(mark) => (Outcome::MarkCleared, helpers::set_mark(ctx, mark)),
+        Verdict::Capture(mark) => (
+            Outcome::Marked,
+            helpers::unbind_device(ctx).and_then(|()| helpers::set_mark(ctx, mark)),
+        ),
+    };
+    match applied {
+        Ok(()) => helpers::count(&OUTCOMES, outcome),
+        Err(errno) => {
+            helpers::count(&OUTCOMES, Outcome::MarkFailed);
+            warn!(ctx, "a connect() stays unmarked: error {}", errno);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Finds the TCP header of an Ethernet frame, within bounds that the verifier can follow.
+//!
+//! Understands one VLAN tag, IPv4 with options, and IPv6 with up to [`MAX_EXTENSIONS`] extension headers. What a
+//! packet means is for `guard` and `inbound`.
+
+use culvert_abi::Addr;
+
+use crate::{
+    Family,
+    endpoint::{Connection, Endpoint, v4_mapped},
+};
+
+/// TCP flag: opens a connection.
+pub const SYN: u8 = 0x02;
+/// TCP flag: acknowledges.
+pub const ACK: u8 = 0x10;
+
+/// Real chains of extension headers are one or two long, and each step costs the verifier; longer ones are malformed.
+pub const MAX_EXTENSIONS: u32 = 4;
+
+const MAX_VLAN_TAGS: u32 = 1;
+const ETHERTYPE_AT: u32 = 12;
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_QINQ: u16 = 0x88a8;
+
+const HOP_BY_HOP: u8 = 0;
+const TCP: u8 = 6;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION: u8 = 60;
+
+/// A frame that can be read at any offset.
+pub trait Frame {
+    /// `N` bytes at `offset`; `None` if the frame ends before.
+    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
+}
+
+/// What a frame holds, as far as culvert cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A TCP header.
+    Tcp,
+    /// Another protocol, or a later fragment, which holds no header.
+    Other,
+    /// TCP by its protocol number, but without a header that can be read; or headers that hide what follows.
+    Malformed,
+}
+
+/// The headers of a frame.
+///
+/// Not an enum with a payload: the verifier refuses to copy what was never written, so every field is set whatever the
+/// kind. Those after `kind` are zero unless it is [`Kind::Tcp`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// What the frame holds.
+    pub kind: Kind,
+    /// Family of the IP header.
+    pub family: Family,
+    /// Offset of the IP header in the frame.
+    pub network: u32,
+    /// Source port, host order.
+    pub source_port: u16,
+    /// Destination port, host order.
+    pub destination_port: u16,
+    /// TCP flags, as on the wire.
+    pub flags: u8,
+}
+
+impl Packet {
+    const OTHER: Self = Self::without_header(Kind::Other);
+    const MALFORMED: Self = Self::without_header(Kind::Malformed);
+
+    const fn without_header(kind: Kind) -> Self {
+        Self { kind, family: Family::V4, network: 0, source_port: 0, destination_port: 0, flags: 0 }
+    }
+
+    /// Whether it is the first packet of a TCP connection: SYN without ACK.
+    #[inline(always)]
+    pub const fn opens(&self) -> bool {
+        self.flags & (SYN | ACK) == SYN
+    }
+
+    /// Both ends as its receiver names them; `None` if the frame ends before, which [`parse`] has ruled out for TCP.
+    #[inline(always)]
+    pub fn connection(&self, frame: &impl Frame) -> Option<Connection> {
+        let (source, destination) = match self.family {
+            Family::V4 => (v4_at(frame, self.network + 12)?, v4_at(frame, self.network + 16)?),
+            Family::V6 => (v6_at(frame, self.network + 8)?, v6_at(frame, self.network + 24)?),
+        };
+        Some(Connection {
+            local: Endpoint { addr: destination, port: self.destination_port },
+            remote: Endpoint { addr: source, port: self.source_port },
+        })
+    }
+}
+
+/// Reads the headers of `frame` up to that of TCP.
+#[inline(always)]
+pub fn parse(frame: &impl Frame) -> Packet {
+    let mut at = ETHERTYPE_AT;
+    let mut ethertype = ETHERTYPE_VLAN;
+    for _ in 0..=MAX_VLAN_TAGS {
+        let Some(field) = frame.bytes(at) else { return Packet::OTHER };
+        ethertype = u16::from_be_bytes(field);
+        if !matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
+            break;
+        }
+        at += 4;
+    }
+    match ethertype {
+        ETHERTYPE_IPV4 => parse_v4(frame, at + 2),
+        ETHERTYPE_IPV6 => parse_v6(frame, at + 2),
+        ETHERTYPE_VLAN | ETHERTYPE_QINQ => Packet::MALFORMED,
+        _ => Packet::OTHER,
+    }
+}
+
+#[inline(always)]
+fn parse_v4(frame: &impl Frame, network: u32) -> Packet {
+    let Some(header) = frame.bytes::<20>(network) else { return Packet::OTHER };
+    if header[9] != TCP {
+        return Packet::OTHER;
+    }
+    match u16::from_be_bytes([header[6], header[7]]) & 0x1fff {
+        0 => {}
+        // RFC 1858 §3.2: a fragment here would overwrite the flags that the first one showed.
+        1 => return Packet::MALFORMED,
+        _ => return Packet::OTHER,
+    }
+    match u32::from(header[0] & 0x0f) * 4 {
+        length @ 20.. => parse_tcp(frame, Family::V4, network, network + length),
+        _ => Packet::MALFORMED,
+    }
+}
+
+#[inline(always)]
+fn parse_v6(frame: &impl Frame, network: u32) -> Packet {
+    let Some(header) = frame.bytes::<40>(network) else { return Packet::OTHER };
+    let (mut next, mut at) = (header[6], network + 40);
+    for _ in 0..=MAX_EXTENSIONS {
+        if next == TCP {
+            return parse_tcp(frame, Family::V6, network, at);
+        }
+        if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION) {
+            return Packet::OTHER;
+        }
+        let Some([following, length, high, low]) = frame.bytes(at) else {
+            return Packet::MALFORMED;
+        };
+        at += match next {
+            FRAGMENT => match (u16::from_be_bytes([high, low]) >> 3, following) {
+                (0, _) => 8,
+                (1, TCP) => return Packet::MALFORMED,
+                _ => return Packet::OTHER,
+            },
+            AUTHENTICATION => (u32::from(length) + 2) * 4,
+            _ => (u32::from(length) + 1) * 8,
+        };
+        next = following;
+    }
+    Packet::MALFORMED
+}
+
+#[inline(always)]
+fn parse_tcp(frame: &impl Frame, family: Family, network: u32, at: u32) -> Packet {
+    let Some(header) = frame.bytes::<20>(at) else { return Packet::MALFORMED };
+    if header[12] >> 4 < 5 {
+        return Packet::MALFORMED;
+    }
+    Packet {
+        kind: Kind::Tcp,
+        family,
+        network,
+        source_port: u16::from_be_bytes([header[0], header[1]]),
+        destination_port: u16::from_be_bytes([header[2], header[3]]),
+        flags: header[13],
+    }
+}
+
+#[inline(always)]
+fn v4_at(frame: &impl Frame, at: u32) -> Option<Addr> {
+    frame.bytes(at).map(u32::from_ne_bytes).map(v4_mapped)
+}
+
+#[inline(always)]
+fn v6_at(frame: &impl Frame, at: u32) -> Option<Addr> {
+    frame.bytes(at).map(Addr)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! Enrolment: a pod's namespace is prepared step by step, and the pod counts as captured from one commit point on.
+//!
+//! Each step may be repeated, so that a pod of a process before is adopted by the same steps. `removal` undoes them.
+
+use std::{
+    net::IpAddr,
+    os::fd::AsFd as _,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use aya::{
+    maps::{Map, MapData, SockMap},
+    programs::{ProgramError, ProgramFd, SchedClassifier, SkLookup, links::FdLink},
+};
+use culvert_abi::maps as names;
+use culvert_sys::{bpf, netns::Netns};
+
+use crate::{
+    cleanup::find_netns,
+    error::{CaptureError, InNetns as _, chain},
+    interfaces::{Interfaces, look_into},
+    listeners::{self, Listener},
+    maps::failed,
+    node::{Loaded, Steering},
+    object::{self, programs},
+    pins::{PodPins, pin_error},
+    pod::{Addresses, Changes, Existing, Inner, Pod, Programs, Steered, sync_routing},
+    removal, settings,
+};
+
+/// Opens the pod's listeners where someone else's rules redirect to.
+pub(crate) fn redirect(netns: &Netns) -> Result<Pod, CaptureError> {
+    let id = netns.inode();
+    let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
+    let (_, now) = look_into(netns)?;
+    let listeners = listeners::open(netns, Steering::Redirect)?;
+    let addresses = Addresses::default();
+    addresses.set(now.owned());
+    let inner = Inner { id, netns: netns.clone(), addresses, steered: None };
+    Ok(Pod::new(Arc::new(inner), listeners, changes))
+}
+
+/// Captures the pod. What this call did is undone when a step fails; what a process before did is not.
+pub(crate) fn enroll(node: &Loaded, netns: &Netns) -> Result<Pod, CaptureError> {
+    let id = netns.inode();
+    if let Some(other) = node.pins.other_owner(id)? {
+        return Err(CaptureError::EnrolledElsewhere { pod: id, node: other });
+    }
+    let pins = node.version.pod(id);
+    if pins.is_dead() {
+        // The inode number belonged to a namespace that is gone.
+        removal::remove(Some(&node.maps), &pins, None)?;
+    }
+    let cookie = netns.cookie().in_netns(id, "read the cookie")?;
+    let adopted = pins.is_attached() && node.maps.lock().is_committed(id, cookie);
+    let enrolled = install(node, netns, &pins, cookie);
+    if enrolled.is_err()
+        && !adopted
+        && let Err(error) = removal::remove(Some(&node.maps), &pins, Some(netns))
+    {
+        tracing::error!(error = chain(&error), pod = id, "cannot undo an enrolment that failed");
+    }
+    enrolled
+}
+
+fn install(
+    node: &Loaded,
+    netns: &Netns,
+    pins: &PodPins,
+    cookie: Option<u64>,
+) -> Result<Pod, CaptureError> {
+    let id = netns.inode();
+    if !pins.exists() {
+        // Of a pod that had the inode number before, if any.
+        node.maps.lock().forget_saved(id)?;
+    }
+    pins.make()?;
+
+    // Before the first reading: a change in between is seen by the watch.
+    let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
+    let (mut rtnl, now) = look_into(netns)?;
+    claim_addresses(node, id, &now)?;
+
+    let listeners = listeners::open(netns, Steering::Ebpf)?;
+    let mut object = node.loader.lock().unwrap_or_else(PoisonError::into_inner).load_pod(pins)?;
+    let sock_map = object.take_map(names::LISTENERS);
+    let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
+    lookup.load().map_err(refused("load", programs::PICK_LISTENER))?;
+    let steered = Steered {
+        maps: node.maps.clone(),
+        pins: pins.clone(),
+        programs: Programs {
+            hold_in: load_filter(&mut object, programs::HOLD_IN)?,
+            hold_out: load_filter(&mut object, programs::HOLD_OUT)?,
+            guard: load_filter(&mut object, programs::GUARD)?,
+        },
+        standing: Mutex::default(),
+    };
+    fill_slots(sock_map, &listeners)?;
+
+    save_settings(node, netns)?;
+    settings::write(netns, settings::WANTED).in_netns(id, "write the sysctls")?;
+    sync_routing(id, &mut rtnl, &now)?;
+    let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
+    attach_lookup(lookup, netns, pins)?;
+    steered.attach_holds(id, &mut rtnl, &now, Existing::Replace)?;
+
+    // Commit point.
+    node.maps.lock().commit(id, cookie, now.owned())?;
+
+    // Last: before the pod is captured, it would drop every connection that the pod makes.
+    steered.attach_guards(id, &mut rtnl, &now, Existing::Replace)?;
+
+    let addresses = Addresses::default();
+    addresses.set(now.owned());
+    let inner = Inner { id, netns: netns.clone(), addresses, steered: Some(steered) };
+    Ok(Pod::new(Arc::new(inner), listeners, changes))
+}
+
+/// Writes the pod's addresses down, unless one that others know it by is another living pod's, or the other way round.
+/// Those of bridges inside pods may repeat: Docker's is the same in each.
+fn claim_addresses(node: &Loaded, id: u32, now: &Interfaces) -> Result<(), CaptureError> {
+    let owned = now.owned();
+    let shared = node.maps.lock().shared_with(id, &owned)?;
+    for (other, address) in shared {
+        let pins = node.version.pod(other);
+        let netns = find_netns(&pins);
+        if !pins.is_attached() {
+            // A pod that went away while no process ran; its address has been given to this one.
+            removal::remove(Some(&node.maps), &pins, netns.as_ref())?;
+        } else if now.is_known_by(address)
+            || netns.is_some_and(|netns| is_known_by(&netns, address))
+        {
+            return Err(CaptureError::AddressTaken { pod: id, other, address });
+        }
+    }
+    let mut maps = node.maps.lock();
+    for ip in maps.addresses(id)? {
+        if !owned.contains(&ip) {
+            maps.remove_address(id, ip)?;
+        }
+    }
+    owned.iter().try_for_each(|ip| maps.add_address(id, *ip))
+}
+
+fn is_known_by(netns: &Netns, address: IpAddr) -> bool {
+    look_into(netns).is_ok_and(|(_, now)| now.is_known_by(address))
+}
+
+fn load_filter(object: &mut aya::Ebpf, name: &'static str) -> Result<ProgramFd, CaptureError> {
+    let program: &mut SchedClassifier = object::program(object, name)?;
+    program.load().map_err(refused("load", name))?;
+    let fd = program.fd().map_err(refused("load", name))?;
+    fd.try_clone().map_err(ProgramError::IOError).map_err(refused("load", name))
+}
+
+/// Puts each listener into its slot, in place of a predecessor's.
+fn fill_slots(map: Option<Map>, listeners: &[Listener]) -> Result<(), CaptureError> {
+    let absent = || aya::maps::MapError::KeyNotFound;
+    let map = map.ok_or_else(absent).map_err(failed("find", names::LISTENERS))?;
+    let mut slots: SockMap<MapData> = map.try_into().map_err(failed("adopt", names::LISTENERS))?;
+    for listener in listeners {
+        slots
+            .set(listener.slot() as u32, listener.as_raw(), 0)
+            .map_err(failed("insert into", names::LISTENERS))?;
+    }
+    Ok(())
+}
+
+/// Writes down what the namespace held before, once: an adopted one holds our own values.
+fn save_settings(node: &Loaded, netns: &Netns) -> Result<(), CaptureError> {
+    let id = netns.inode();
+    let mut maps = node.maps.lock();
+    if maps.saved(id)?.is_some() {
+        return Ok(());
+    }
+    maps.save(id, settings::read(netns).in_netns(id, "read the sysctls")?)
+}
+
+/// Attaches the program, or gives the pinned link the new one.
+fn attach_lookup(
+    program: &mut SkLookup,
+    netns: &Netns,
+    pins: &PodPins,
+) -> Result<(), CaptureError> {
+    let name = programs::PICK_LISTENER;
+    if let Some(link) = pins.open_link()
+        && pins.is_attached()
+    {
+        let fd = program.fd().map_err(refused("attach", name))?;
+        return bpf::link_update(link.as_fd(), fd.as_fd())
+            .map_err(ProgramError::IOError)
+            .map_err(refused("attach", name));
+    }
+    let id = program.attach(netns).map_err(refused("attach", name))?;
+    let link = program.take_link(id).map_err(refused("attach", name))?;
+    let _pinned = FdLink::from(link)
+        .pin(pins.link())
+        .map_err(|e| pin_error("pin", &pins.link())(std::io::Error::other(e)))?;
+    Ok(())
+}
+
+fn refused(
+    attempt: &'static str,
+    program: &'static str,
+) -> impl FnOnce(ProgramError) -> CaptureError {
+    move |source| CaptureError::Program { attempt, program, source }
+}

@@ -1,0 +1,239 @@
+//! The interfaces and addresses of a network namespace, as one snapshot.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use culvert_sys::netns::Netns;
+use rtnetlink::packet_route::{
+    RouteNetlinkMessage,
+    address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
+    link::{LinkAttribute, LinkFlags, LinkMessage},
+};
+
+use crate::{
+    error::{CaptureError, InNetns as _},
+    rtnl::Rtnl,
+};
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub(crate) const fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+/// One interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+}
+
+/// What an interface is to capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `lo`.
+    Loopback,
+    /// Leads out of the pod.
+    Outside,
+}
+
+#[derive(Clone, Debug)]
+struct Address {
+    ip: IpAddr,
+    interface: u32,
+    standing: Standing,
+}
+
+/// How good an address is as a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Primary,
+    /// Secondary, deprecated or temporary.
+    Lesser,
+    /// Link-local, or not yet proved unique.
+    Unfit,
+}
+
+/// What a namespace holds at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interfaces {
+    interfaces: Vec<Interface>,
+    addresses: Vec<Address>,
+}
+
+impl Interfaces {
+    fn read(rtnl: &mut Rtnl) -> io::Result<Self> {
+        let links = rtnl.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+        let addresses = rtnl.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        Ok(Self {
+            interfaces: links.iter().filter_map(interface).collect(),
+            addresses: addresses.iter().filter_map(address).collect(),
+        })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Interface> {
+        self.interfaces.iter()
+    }
+
+    pub(crate) fn loopback(&self) -> Option<&Interface> {
+        self.interfaces.iter().find(|interface| interface.kind == Kind::Loopback)
+    }
+
+    /// All addresses that are the pod's own, link-local and secondary ones included, `127.0.0.0/8` and `::1` not.
+    pub(crate) fn owned(&self) -> BTreeSet<IpAddr> {
+        self.addresses.iter().map(|address| address.ip).filter(|ip| !ip.is_loopback()).collect()
+    }
+
+    /// The address that a captured connection of the family starts from when the application has bound none.
+    pub(crate) fn primary(&self, family: Family) -> Option<IpAddr> {
+        let loopback = self.loopback().map(|interface| interface.index);
+        self.addresses
+            .iter()
+            .filter(|address| Family::of(address.ip) == family && !address.ip.is_loopback())
+            .filter(|address| address.standing != Standing::Unfit)
+            // Among equals, the kernel's own order: the first address of the first interface.
+            .min_by_key(|address| (address.standing, Some(address.interface) == loopback))
+            .map(|address| address.ip)
+    }
+
+    /// Whether it is the address that others know the pod by.
+    pub(crate) fn is_known_by(&self, ip: IpAddr) -> bool {
+        self.primary(Family::of(ip)) == Some(ip)
+    }
+}
+
+/// A client inside a namespace, and what it sees there.
+pub(crate) fn look_into(netns: &Netns) -> Result<(Rtnl, Interfaces), CaptureError> {
+    let id = netns.inode();
+    let mut rtnl = Rtnl::open(netns).in_netns(id, "open rtnetlink")?;
+    let now = Interfaces::read(&mut rtnl).in_netns(id, "read the interfaces")?;
+    Ok((rtnl, now))
+}
+
+/// Whether the address means another host on each link.
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+/// The form that BPF maps hold: IPv4 in its v4-mapped form.
+pub(crate) fn to_abi(ip: IpAddr) -> culvert_abi::Addr {
+    culvert_abi::Addr(match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    })
+}
+
+/// The inverse of [`to_abi`].
+pub(crate) fn from_abi(addr: culvert_abi::Addr) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from(addr.0)).to_canonical()
+}
+
+fn interface(message: &RouteNetlinkMessage) -> Option<Interface> {
+    let RouteNetlinkMessage::NewLink(link) = message else { return None };
+    let name = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    })?;
+    let kind = if link.header.flags.contains(LinkFlags::Loopback) {
+        Kind::Loopback
+    } else {
+        Kind::Outside
+    };
+    Some(Interface { index: link.header.index, name, kind })
+}
+
+fn address(message: &RouteNetlinkMessage) -> Option<Address> {
+    let RouteNetlinkMessage::NewAddress(message) = message else { return None };
+    let mut local = None;
+    let mut remote = None;
+    let mut flags = AddressFlags::from_bits_retain(message.header.flags.bits().into());
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(*ip),
+            AddressAttribute::Address(ip) => remote = Some(*ip),
+            AddressAttribute::Flags(all) => flags = *all,
+            _ => {}
+        }
+    }
+    // On a point-to-point link `Address` is the other end's; elsewhere it is the only one that IPv6 sends.
+    let ip = local.or(remote)?;
+    Some(Address { ip, interface: message.header.index, standing: standing(message, flags, ip) })
+}
+
+fn standing(message: &AddressMessage, flags: AddressFlags, ip: IpAddr) -> Standing {
+    let unproved = AddressFlags::Tentative | AddressFlags::Dadfailed;
+    let lesser = AddressFlags::Secondary | AddressFlags::Deprecated;
+    if flags.intersects(unproved) || is_link_local(ip) || message.header.scope == AddressScope::Link
+    {
+        Standing::Unfit
+    } else if flags.intersects(lesser) {
+        Standing::Lesser
+    } else {
+        Standing::Primary
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interfaces(addresses: &[(&str, u32, Standing)]) -> Interfaces {
+        let interface = |index, name: &str, kind| Interface { index, name: name.to_owned(), kind };
+        Interfaces {
+            interfaces: vec![
+                interface(1, "lo", Kind::Loopback),
+                interface(2, "eth0", Kind::Outside),
+            ],
+            addresses: addresses
+                .iter()
+                .map(|(ip, interface, standing)| Address {
+                    ip: ip.parse().unwrap(),
+                    interface: *interface,
+                    standing: *standing,
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn the_primary_address_is_one_that_others_can_reach() {
+        let all = interfaces(&[
+            ("127.0.0.1", 1, Standing::Primary),
+            ("10.9.9.9", 1, Standing::Primary),
+            ("169.254.1.1", 2, Standing::Unfit),
+            ("10.0.0.6", 2, Standing::Lesser),
+            ("10.0.0.5", 2, Standing::Primary),
+            ("fe80::1", 2, Standing::Unfit),
+        ]);
+        assert_eq!(all.primary(Family::V4), Some("10.0.0.5".parse().unwrap()));
+        assert_eq!(all.primary(Family::V6), None);
+        assert_eq!(all.owned().len(), 5);
+    }
+
+    #[test]
+    fn addresses_survive_the_way_to_a_map_and_back() {
+        for ip in ["10.0.0.5", "fd00::5", "fe80::1"] {
+            let ip: IpAddr = ip.parse().unwrap();
+            assert_eq!(from_abi(to_abi(ip)), ip);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Capture: loads, attaches and pins the BPF programs, prepares each pod's network namespace, and opens the listeners
+//! on which captured connections arrive as [`Captured`].
+//!
+//! Never decides what may connect to what: that is `mesh`, and the binary passes values between the two.
+//!
+//! Invariants: a pod is either enrolled whole or not touched; no established flow depends on an entry of a BPF map; no
+//! foreign qdisc, filter, rule or route is ever removed; setting the thread's network namespace never spans an await.
+//!
+//! Failure mode: when the process is gone, pinned programs stay and hold new connections until a successor enrols the
+//! pod again. Only [`Node::unenroll`] and [`cleanup`] take them away.
+
+#![forbid(unsafe_code)]
+
+mod cleanup;
+mod enrolment;
+mod error;
+mod filters;
+mod interfaces;
+mod listeners;
+mod load;
+mod logs;
+mod maps;
+mod node;
+mod object;
+mod pins;
+mod pod;
+mod removal;
+mod routing;
+mod rtnl;
+mod settings;
+
+pub use cleanup::cleanup;
+pub use error::{CaptureError, HostError};
+pub use listeners::{Captured, Listener, Role};
+pub use load::check_capabilities;
+pub use logs::BpfLogs;
+pub use node::{BpfLog, Marking, Node, NodeOptions, Steering};
+pub use pod::{Addresses, Pod, Watch};

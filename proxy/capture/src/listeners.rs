@@ -1,0 +1,253 @@
+//! A pod's listeners, and the captured connections that they accept.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    os::fd::AsFd as _,
+    time::Duration,
+};
+
+use culvert_abi::{HBONE_PORT, Slot};
+use culvert_sys::{
+    netns::Netns,
+    socket::{self, ListenOptions},
+};
+use nix::errno::Errno;
+use tokio::net::TcpStream;
+
+use crate::{
+    error::{CaptureError, InNetns as _},
+    interfaces::Family,
+    node::Steering,
+};
+
+/// Never routed (RFC 7600 §4.8, RFC 6666 §2): a listener that is found by its socket alone cannot be reached by a packet
+/// that BPF did not give it, and leaves all addresses of the pod to the pod.
+const UNREACHABLE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8));
+const UNREACHABLE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8));
+
+/// Istio's ports, where iptables rules redirect to.
+const REDIRECT_OUTBOUND: u16 = 15001;
+const REDIRECT_INBOUND: u16 = 15006;
+
+const BACKLOG: i32 = 4096;
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Connections that the pod makes.
+    Outbound,
+    /// Plaintext connections to the pod.
+    Inbound,
+    /// HBONE connections to the pod's port 15008.
+    Hbone,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Outbound, Self::Inbound, Self::Hbone];
+
+    const fn slot(self, family: Family) -> Slot {
+        match (self, family) {
+            (Self::Outbound, Family::V4) => Slot::OutboundV4,
+            (Self::Outbound, Family::V6) => Slot::OutboundV6,
+            (Self::Inbound, Family::V4) => Slot::InboundV4,
+            (Self::Inbound, Family::V6) => Slot::InboundV6,
+            (Self::Hbone, Family::V4) => Slot::HboneV4,
+            (Self::Hbone, Family::V6) => Slot::HboneV6,
+        }
+    }
+
+    const fn redirect_port(self) -> u16 {
+        match self {
+            Self::Outbound => REDIRECT_OUTBOUND,
+            Self::Inbound => REDIRECT_INBOUND,
+            Self::Hbone => HBONE_PORT,
+        }
+    }
+}
+
+/// A connection as the application on one side of it meant it.
+#[derive(Debug)]
+pub struct Captured {
+    /// Towards whoever connected.
+    pub stream: TcpStream,
+    /// Who connected; IPv4 never in its v4-mapped form.
+    pub peer: SocketAddr,
+    /// Where it wanted to go, in the same form.
+    pub orig_dst: SocketAddr,
+}
+
+/// One listener in a pod's network namespace. Once it is dropped its slot is empty, and new connections are held.
+#[derive(Debug)]
+pub struct Listener {
+    role: Role,
+    slot: Slot,
+    steering: Steering,
+    socket: tokio::net::TcpListener,
+}
+
+impl Listener {
+    /// What the listener is for.
+    pub const fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The next connection. Failures that concern one connection are passed over, and while the process is out of
+    /// descriptors or memory it waits; an error means that the listener is of no more use. Cancel-safe.
+    pub async fn accept(&self) -> io::Result<Captured> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.socket.accept().await {
+                Ok((stream, peer)) => match self.captured(stream, peer) {
+                    Ok(captured) => return Ok(captured),
+                    Err(error) => {
+                        tracing::debug!(%error, role = ?self.role, "accepted connection is of no use");
+                    }
+                },
+                Err(e) => match Trouble::of(&e) {
+                    Trouble::Connection => {}
+                    Trouble::Exhausted => {
+                        tracing::warn!(error = %e, role = ?self.role, ?pause, "cannot accept");
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                    }
+                    Trouble::Listener => return Err(e),
+                },
+            }
+        }
+    }
+
+    pub(crate) const fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    pub(crate) fn as_raw(&self) -> &impl std::os::fd::AsRawFd {
+        &self.socket
+    }
+
+    fn captured(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Captured> {
+        let local = socket::canonical(stream.local_addr()?);
+        let orig_dst = match self.steering {
+            Steering::Ebpf => local,
+            // A transparent rule changes no address, so that there is none to recover.
+            Steering::Redirect => socket::original_dst(&stream).map_or(local, socket::canonical),
+        };
+        if self.steering == Steering::Redirect
+            && self.role != Role::Hbone
+            && orig_dst.port() == self.role.redirect_port()
+            && orig_dst == local
+        {
+            return Err(io::Error::other("it was made to the listener itself"));
+        }
+        socket::tune(&stream)?;
+        Ok(Captured { stream, peer: socket::canonical(peer), orig_dst })
+    }
+}
+
+/// What a failed accept(2) is about.
+#[derive(Debug, PartialEq, Eq)]
+enum Trouble {
+    Connection,
+    Exhausted,
+    Listener,
+}
+
+impl Trouble {
+    fn of(error: &io::Error) -> Self {
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => Self::Exhausted,
+            Some(Errno::EBADF | Errno::EINVAL | Errno::ENOTSOCK | Errno::EOPNOTSUPP) | None => {
+                Self::Listener
+            }
+            // accept(2) also reports what had happened to the connection before it was accepted.
+            Some(_) => Self::Connection,
+        }
+    }
+}
+
+/// Opens the pod's listeners; none for IPv6 where the kernel has none. Must run in a tokio runtime.
+pub(crate) fn open(netns: &Netns, steering: Steering) -> Result<Vec<Listener>, CaptureError> {
+    let pod = netns.inode();
+    let mut listeners = Vec::new();
+    for family in Family::ALL {
+        for role in Role::ALL {
+            let (addr, options) = plan(role, family, steering);
+            let socket = match netns.run(|| socket::listen(addr, options)).and_then(|s| s) {
+                Ok(socket) => socket,
+                Err(e)
+                    if family == Family::V6
+                        && e.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) =>
+                {
+                    continue;
+                }
+                Err(e) => return Err(e).in_netns(pod, format!("listen on {addr}")),
+            };
+            check_netns(&socket, netns).in_netns(pod, "check the listener")?;
+            let socket = tokio::net::TcpListener::from_std(socket)
+                .in_netns(pod, format!("listen on {addr}"))?;
+            listeners.push(Listener { role, slot: role.slot(family), steering, socket });
+        }
+    }
+    Ok(listeners)
+}
+
+fn plan(role: Role, family: Family, steering: Steering) -> (SocketAddr, ListenOptions) {
+    // No SO_MARK: the accepted socket must inherit the SYN's, so that every packet of it finds `lo`.
+    let options = ListenOptions { transparent: true, reuse_port: false, backlog: BACKLOG };
+    match steering {
+        Steering::Ebpf => {
+            let ip = match family {
+                Family::V4 => UNREACHABLE_V4,
+                Family::V6 => UNREACHABLE_V6,
+            };
+            (SocketAddr::new(ip, 0), options)
+        }
+        Steering::Redirect => {
+            let ip = match family {
+                Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            };
+            let options = ListenOptions { reuse_port: true, ..options };
+            (SocketAddr::new(ip, role.redirect_port()), options)
+        }
+    }
+}
+
+/// The kernel does not ask whether a socket in a SOCKMAP lives in the namespace whose connections it is given.
+fn check_netns(socket: &TcpListener, netns: &Netns) -> io::Result<()> {
+    if socket::netns_cookie(socket.as_fd())? == netns.cookie()? {
+        Ok(())
+    } else {
+        Err(io::Error::other("it lives in another network namespace"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_broken_listener_ends_the_accept_loop() {
+        let table = [
+            (Errno::EMFILE, Trouble::Exhausted),
+            (Errno::ENOMEM, Trouble::Exhausted),
+            (Errno::ECONNABORTED, Trouble::Connection),
+            (Errno::EHOSTUNREACH, Trouble::Connection),
+            (Errno::EINVAL, Trouble::Listener),
+        ];
+        for (errno, want) in table {
+            assert_eq!(Trouble::of(&errno.into()), want, "{errno}");
+        }
+    }
+
+    #[test]
+    fn steering_decides_where_a_pod_listens() {
+        let addr = |role, family, steering| plan(role, family, steering).0.to_string();
+        assert_eq!(addr(Role::Hbone, Family::V4, Steering::Ebpf), "192.0.0.8:0");
+        assert_eq!(addr(Role::Outbound, Family::V6, Steering::Ebpf), "[100::8]:0");
+        assert_eq!(addr(Role::Inbound, Family::V4, Steering::Redirect), "0.0.0.0:15006");
+        assert_eq!(addr(Role::Hbone, Family::V6, Steering::Redirect), "[::]:15008");
+    }
+}

@@ -1,0 +1,226 @@
+//! The pinned maps that user space reads and writes; what an entry means is written in the ABI crate.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr};
+
+use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
+use culvert_abi::{Addr, Outcome, Pod, PodAddr, Saved, maps};
+
+use crate::{
+    error::CaptureError,
+    interfaces::{from_abi, is_link_local, to_abi},
+    pins::VersionPins,
+};
+
+/// Room in [`maps::SAVED`], as in [`maps::PODS`].
+const PODS: u32 = 4096;
+/// Room in [`maps::OWN_CGROUPS`], as the pod's object has it.
+const OWN_CGROUPS: u32 = 64;
+/// `linux/bpf.h`.
+const BPF_F_NO_PREALLOC: u32 = 1;
+
+/// Open maps of a node.
+pub(crate) struct Maps {
+    pods: HashMap<MapData, u64, Pod>,
+    pods_by_addr: HashMap<MapData, Addr, Pod>,
+    addrs: HashMap<MapData, PodAddr, u8>,
+    own_cgroups: HashMap<MapData, u64, u8>,
+    outcomes: PerCpuArray<MapData, u64>,
+    saved: HashMap<MapData, u32, Saved>,
+}
+
+impl Maps {
+    /// Opens all from their pins. The key and value sizes of each are checked against this build's.
+    pub(crate) fn open(pins: &VersionPins) -> Result<Self, CaptureError> {
+        Ok(Self {
+            pods: open(pins, maps::PODS)?,
+            pods_by_addr: open(pins, maps::PODS_BY_ADDR)?,
+            addrs: open(pins, maps::ADDRS)?,
+            own_cgroups: open(pins, maps::OWN_CGROUPS)?,
+            outcomes: open(pins, maps::OUTCOMES)?,
+            saved: open(pins, maps::SAVED)?,
+        })
+    }
+
+    /// Pins the maps that the node's objects do not define, where they are not pinned yet.
+    pub(crate) fn create(pins: &VersionPins) -> Result<(), CaptureError> {
+        create::<u64, u8>(pins, maps::OWN_CGROUPS, OWN_CGROUPS, BPF_F_NO_PREALLOC)?;
+        create::<u32, Saved>(pins, maps::SAVED, PODS, 0)
+    }
+
+    /// Makes the pod one that programs act on.
+    pub(crate) fn commit(
+        &mut self,
+        pod: u32,
+        cookie: Option<u64>,
+        owned: impl IntoIterator<Item = IpAddr>,
+    ) -> Result<(), CaptureError> {
+        for ip in owned {
+            self.add_by_address(pod, ip)?;
+        }
+        let Some(cookie) = cookie else { return Ok(()) };
+        let value = Pod { id: pod, flags: 0 };
+        self.pods.insert(cookie, value, 0).map_err(failed("insert into", maps::PODS))
+    }
+
+    /// The first thing that an un-enrolment does: no new connection of the pod is marked.
+    pub(crate) fn withdraw(&mut self, pod: u32) -> Result<(), CaptureError> {
+        remove_matching(&mut self.pods, maps::PODS, |_, value| value.id == pod)?;
+        remove_matching(&mut self.pods_by_addr, maps::PODS_BY_ADDR, |_, value| value.id == pod)
+    }
+
+    /// The pod is committed.
+    pub(crate) fn is_committed(&self, pod: u32, cookie: Option<u64>) -> bool {
+        match cookie {
+            Some(cookie) => self.pods.get(&cookie, 0).is_ok_and(|value| value.id == pod),
+            None => self.pods_by_addr.iter().any(|entry| entry.is_ok_and(|(_, p)| p.id == pod)),
+        }
+    }
+
+    pub(crate) fn add_by_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
+        if is_link_local(ip) {
+            return Ok(());
+        }
+        let value = Pod { id: pod, flags: 0 };
+        self.pods_by_addr
+            .insert(to_abi(ip), value, 0)
+            .map_err(failed("insert into", maps::PODS_BY_ADDR))
+    }
+
+    /// Removes the entry, unless it has become another pod's.
+    pub(crate) fn remove_by_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
+        let key = to_abi(ip);
+        if !self.pods_by_addr.get(&key, 0).is_ok_and(|value| value.id == pod) {
+            return Ok(());
+        }
+        absent_is_fine(self.pods_by_addr.remove(&key))
+            .map_err(failed("remove from", maps::PODS_BY_ADDR))
+    }
+
+    pub(crate) fn add_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
+        let key = PodAddr { pod, addr: to_abi(ip) };
+        self.addrs.insert(key, 1, 0).map_err(failed("insert into", maps::ADDRS))
+    }
+
+    pub(crate) fn remove_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
+        let key = PodAddr { pod, addr: to_abi(ip) };
+        absent_is_fine(self.addrs.remove(&key)).map_err(failed("remove from", maps::ADDRS))
+    }
+
+    /// The addresses that the map holds for a pod.
+    pub(crate) fn addresses(&self, pod: u32) -> Result<Vec<IpAddr>, CaptureError> {
+        let entries = self.addrs.keys().collect::<Result<Vec<_>, _>>();
+        let entries = entries.map_err(failed("read", maps::ADDRS))?;
+        Ok(entries.iter().filter(|key| key.pod == pod).map(|key| from_abi(key.addr)).collect())
+    }
+
+    /// Other pods with one of these addresses, and which; link-local ones may repeat.
+    pub(crate) fn shared_with(
+        &self,
+        pod: u32,
+        owned: &BTreeSet<IpAddr>,
+    ) -> Result<Vec<(u32, IpAddr)>, CaptureError> {
+        let keys = self.addrs.keys().collect::<Result<Vec<_>, _>>();
+        let keys = keys.map_err(failed("read", maps::ADDRS))?;
+        let others = keys.iter().filter(|key| key.pod != pod);
+        let shared = others.map(|key| (key.pod, from_abi(key.addr)));
+        Ok(shared.filter(|(_, ip)| owned.contains(ip) && !is_link_local(*ip)).collect())
+    }
+
+    pub(crate) fn forget_addresses(&mut self, pod: u32) -> Result<(), CaptureError> {
+        remove_matching(&mut self.addrs, maps::ADDRS, |key, _| key.pod == pod)
+    }
+
+    pub(crate) fn saved(&self, pod: u32) -> Result<Option<Saved>, CaptureError> {
+        match self.saved.get(&pod, 0) {
+            Ok(saved) => Ok(Some(saved)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(e) => Err(failed("read", maps::SAVED)(e)),
+        }
+    }
+
+    pub(crate) fn save(&mut self, pod: u32, saved: Saved) -> Result<(), CaptureError> {
+        self.saved.insert(pod, saved, 0).map_err(failed("insert into", maps::SAVED))
+    }
+
+    pub(crate) fn forget_saved(&mut self, pod: u32) -> Result<(), CaptureError> {
+        absent_is_fine(self.saved.remove(&pod)).map_err(failed("remove from", maps::SAVED))
+    }
+
+    /// Makes `id` the one cgroup whose sockets are ours. Others are of processes that are gone: the node's lock lets only
+    /// one live.
+    pub(crate) fn set_own_cgroup(&mut self, id: u64) -> Result<(), CaptureError> {
+        self.own_cgroups.insert(id, 1, 0).map_err(failed("insert into", maps::OWN_CGROUPS))?;
+        remove_matching(&mut self.own_cgroups, maps::OWN_CGROUPS, |key, _| *key != id)
+    }
+
+    /// How often each outcome happened, since the maps were pinned.
+    pub(crate) fn outcomes(&self) -> Result<Vec<(Outcome, u64)>, CaptureError> {
+        Outcome::ALL.iter().map(|outcome| Ok((*outcome, self.outcome(*outcome)?))).collect()
+    }
+
+    pub(crate) fn outcome(&self, outcome: Outcome) -> Result<u64, CaptureError> {
+        let index = outcome as u32;
+        let values = self.outcomes.get(&index, 0).map_err(failed("read", maps::OUTCOMES))?;
+        Ok(values.iter().sum())
+    }
+}
+
+impl fmt::Debug for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maps").finish_non_exhaustive()
+    }
+}
+
+/// Names `attempt` on `map`.
+pub(crate) fn failed(
+    attempt: &'static str,
+    map: &'static str,
+) -> impl FnOnce(MapError) -> CaptureError {
+    move |source| CaptureError::Map { attempt, map, source }
+}
+
+fn open<T: TryFrom<Map, Error = MapError>>(
+    pins: &VersionPins,
+    name: &'static str,
+) -> Result<T, CaptureError> {
+    let map = MapData::from_pin(pins.map(name)).map_err(failed("open", name))?;
+    Map::from_map_data(map).and_then(T::try_from).map_err(failed("adopt", name))
+}
+
+fn create<K: aya::Pod, V: aya::Pod>(
+    pins: &VersionPins,
+    name: &'static str,
+    entries: u32,
+    flags: u32,
+) -> Result<(), CaptureError> {
+    let path = pins.map(name);
+    if path.exists() {
+        return Ok(());
+    }
+    let map = HashMap::<MapData, K, V>::create(entries, flags).map_err(failed("create", name))?;
+    map.pin(path).map_err(|error| {
+        failed("pin", name)(MapError::PinError { name: Some(name.to_owned()), error })
+    })
+}
+
+fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn remove_matching<K: aya::Pod, V: aya::Pod>(
+    map: &mut HashMap<MapData, K, V>,
+    name: &'static str,
+    matches: impl Fn(&K, &V) -> bool,
+) -> Result<(), CaptureError> {
+    let entries = map.iter().collect::<Result<Vec<_>, _>>().map_err(failed("read", name))?;
+    for (key, _) in entries.iter().filter(|(key, value)| matches(key, value)) {
+        absent_is_fine(map.remove(key)).map_err(failed("remove from", name))?;
+    }
+    Ok(())
+}

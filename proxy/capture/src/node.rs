@@ -1,0 +1,205 @@
+//! The node: what is loaded and attached once, and the pods that are enrolled in it.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use culvert_abi::Outcome;
+use culvert_sys::netns::Netns;
+
+use crate::{
+    enrolment,
+    error::{CaptureError, HostError},
+    load::load,
+    logs::BpfLogs,
+    maps::Maps,
+    object::Loader,
+    pins::{NodePins, VersionPins},
+    pod::Pod,
+    removal,
+};
+
+/// How connections reach the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steering {
+    /// By our programs.
+    Ebpf,
+    /// By iptables rules that someone else has installed, to Istio's ports; nothing is loaded.
+    Redirect,
+}
+
+/// Whether the programs log what they do, connection by connection. For a debugging session, not for production.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BpfLog {
+    /// They are silent.
+    Off,
+    /// They log; [`Node::take_logs`] gives the records.
+    On,
+}
+
+/// What a node needs to start.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The node name: several may share a kernel, one process holds each.
+    pub name: String,
+    /// Where the bpffs is or shall be, usually `/sys/fs/bpf`.
+    pub bpffs: PathBuf,
+    /// Root of cgroup2 as this process sees it: the pods' cgroups must be beneath it.
+    pub cgroup_root: PathBuf,
+    /// The proxy's own cgroup, which holds nothing but proxies.
+    pub own_cgroup: PathBuf,
+    /// How connections reach the proxy.
+    pub steering: Steering,
+    /// Whether the programs log.
+    pub log: BpfLog,
+}
+
+/// How the marking program knows a pod's sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marking {
+    /// By network namespace.
+    ByNetns,
+    /// By the socket's own address, where the kernel does not give the namespace (before 5.15): two pods with one
+    /// address cannot be told apart.
+    ByAddress,
+}
+
+/// A node that captures.
+#[derive(Debug)]
+pub struct Node {
+    home: Netns,
+    engine: Engine,
+}
+
+#[derive(Debug)]
+enum Engine {
+    Redirect,
+    Ebpf(Box<Loaded>),
+}
+
+/// What [`Steering::Ebpf`] holds for the life of the process.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) pins: NodePins,
+    pub(crate) version: VersionPins,
+    pub(crate) loader: Mutex<Loader>,
+    pub(crate) maps: SharedMaps,
+    pub(crate) marking: Marking,
+    pub(crate) logs: Mutex<Option<BpfLogs>>,
+}
+
+/// The maps, for the node and the watch of each pod.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedMaps(Arc<Mutex<Maps>>);
+
+impl SharedMaps {
+    pub(crate) fn new(maps: Maps) -> Self {
+        Self(Arc::new(Mutex::new(maps)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Maps> {
+        // Each operation is one system call: there is no half-made state for a panic to leave.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node {
+    /// Loads and attaches the node's programs, or adopts and updates those of a process before. Blocks.
+    ///
+    /// From here on the node name is held until this value is dropped; what is attached stays then.
+    pub fn start(options: &NodeOptions) -> Result<Self, CaptureError> {
+        let home = Netns::current().map_err(HostError::from)?;
+        let engine = match options.steering {
+            Steering::Redirect => Engine::Redirect,
+            Steering::Ebpf => Engine::Ebpf(Box::new(load(options)?)),
+        };
+        Ok(Self { home, engine })
+    }
+
+    /// Whether no process before has left anything under this node name, so that what fails may be taken back whole.
+    pub fn is_new(&self) -> bool {
+        match &self.engine {
+            Engine::Redirect => true,
+            Engine::Ebpf(loaded) => loaded.pins.is_new(),
+        }
+    }
+
+    /// Captures the pod in `netns`, or adopts it where a process before has enrolled it. Blocks; call it on a blocking
+    /// thread of a tokio runtime with I/O and time enabled (it panics outside of one).
+    ///
+    /// On failure nothing of a pod that was not enrolled before is left; one that was stays as it was, held.
+    pub fn enroll(&self, netns: &Netns) -> Result<Pod, CaptureError> {
+        let host = Netns::open(Path::new("/proc/1/ns/net")).ok();
+        if netns.is(&self.home) || host.is_some_and(|host| host.is(netns)) {
+            return Err(CaptureError::HostNetns { inode: netns.inode() });
+        }
+        match &self.engine {
+            Engine::Redirect => enrolment::redirect(netns),
+            Engine::Ebpf(loaded) => enrolment::enroll(loaded, netns),
+        }
+    }
+
+    /// Lets no new connection of the pod, or to it, be captured; the captured ones go on. What a drain begins with, before
+    /// [`Self::unenroll`]. Blocks.
+    pub fn withdraw(&self, pod: &Pod) -> Result<(), CaptureError> {
+        let Engine::Ebpf(loaded) = &self.engine else { return Ok(()) };
+        pod.leave();
+        removal::withdraw(Some(&loaded.maps), &loaded.version.pod(pod.id()), Some(pod.netns()))
+    }
+
+    /// Ends the capture of a pod and restores its namespace. Blocks.
+    pub fn unenroll(&self, pod: Pod) -> Result<(), CaptureError> {
+        let Engine::Ebpf(loaded) = &self.engine else { return Ok(()) };
+        pod.leave();
+        let pins = loaded.version.pod(pod.id());
+        removal::remove(Some(&loaded.maps), &pins, Some(pod.netns()))?;
+        // Until now the listeners stayed open, so that no connection was refused in between.
+        drop(pod);
+        Ok(())
+    }
+
+    /// Ends the capture of every pinned pod but `keep`, by inode number of their namespaces: pods that went away, or
+    /// ceased to be ours, while no process ran. Blocks.
+    pub fn sweep(&self, keep: &[u32]) -> Result<(), CaptureError> {
+        let Engine::Ebpf(loaded) = &self.engine else { return Ok(()) };
+        let stale = loaded.version.pods()?.into_iter().filter(|pod| !keep.contains(&pod.id()));
+        removal::remove_each(Some(&loaded.maps), stale).map(drop)
+    }
+
+    /// Ends all capture of this node and removes every trace of it. Blocks.
+    pub fn dismantle(self) -> Result<(), CaptureError> {
+        let Engine::Ebpf(loaded) = self.engine else { return Ok(()) };
+        let Loaded { pins, version, maps, .. } = *loaded;
+        removal::remove_each(Some(&maps), version.pods()?)?;
+        removal::remove_version(&version)?;
+        pins.remove_empty();
+        Ok(())
+    }
+
+    /// How often each program came to each outcome, since the node's maps were pinned; empty with redirect steering.
+    pub fn outcomes(&self) -> Result<Vec<(Outcome, u64)>, CaptureError> {
+        match &self.engine {
+            Engine::Redirect => Ok(Vec::new()),
+            Engine::Ebpf(loaded) => loaded.maps.lock().outcomes(),
+        }
+    }
+
+    /// How sockets of a pod are known; `None` with redirect steering.
+    pub fn marking(&self) -> Option<Marking> {
+        match &self.engine {
+            Engine::Redirect => None,
+            Engine::Ebpf(loaded) => Some(loaded.marking),
+        }
+    }
+
+    /// What the programs log, with [`BpfLog::On`]; once.
+    pub fn take_logs(&self) -> Option<BpfLogs> {
+        match &self.engine {
+            Engine::Redirect => None,
+            Engine::Ebpf(loaded) => {
+                loaded.logs.lock().unwrap_or_else(PoisonError::into_inner).take()
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The rules and routes that bring marked packets to `lo`, in a table, at preferences and under a protocol number of
+//! our own; anything else in the namespace is left alone.
+
+use std::{io, net::IpAddr};
+
+use culvert_abi::{MARK_CAPTURED, MARK_DELIVERY, MARK_MASK};
+use nix::errno::Errno;
+use rtnetlink::{
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
+        rule::{RuleAction, RuleAttribute, RuleMessage},
+    },
+};
+
+use crate::{
+    interfaces::Family,
+    rtnl::{Rtnl, tolerate},
+};
+
+const TABLE: u32 = 1111;
+/// Of both rules and routes; how we know ours again.
+const PROTOCOL: RouteProtocol = RouteProtocol::Other(193);
+/// Before `main` (32766); the rule of `local` (0) stays first.
+const RULES: [(u32, u32); 2] = [(MARK_CAPTURED, 1110), (MARK_DELIVERY, 1111)];
+
+/// Adds the rules of `family`, where they are missing and the kernel has the family.
+pub(crate) fn add_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<()> {
+    for (mark, preference) in RULES {
+        let request = RouteNetlinkMessage::NewRule(rule(family, mark, preference));
+        let added = rtnl.change(request, NLM_F_CREATE | NLM_F_EXCL);
+        let added = tolerate(added, Errno::EEXIST);
+        match family {
+            Family::V4 => added?,
+            Family::V6 => tolerate(added, Errno::EAFNOSUPPORT)?,
+        }
+    }
+    Ok(())
+}
+
+/// Sends what the rules select to `lo`. Without `source`, a second `connect()` of one socket would be unroutable.
+pub(crate) fn set_route(rtnl: &mut Rtnl, loopback: u32, source: IpAddr) -> io::Result<()> {
+    let mut message = route(Family::of(source));
+    message.header.scope = RouteScope::Host;
+    message.header.kind = RouteType::Local;
+    message.attributes.push(RouteAttribute::Oif(loopback));
+    message.attributes.push(RouteAttribute::PrefSource(match source {
+        IpAddr::V4(ip) => RouteAddress::Inet(ip),
+        IpAddr::V6(ip) => RouteAddress::Inet6(ip),
+    }));
+    rtnl.change(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_REPLACE)
+}
+
+/// Removes the route of `family`, if it is there.
+pub(crate) fn remove_route(rtnl: &mut Rtnl, family: Family) -> io::Result<()> {
+    let removed = rtnl.change(RouteNetlinkMessage::DelRoute(route(family)), 0);
+    let removed = tolerate(removed, Errno::ESRCH);
+    // What the kernel says when it has no such table, or not even the family.
+    let removed = tolerate(removed, Errno::ENOENT);
+    tolerate(tolerate(removed, Errno::EAFNOSUPPORT), Errno::EOPNOTSUPP)
+}
+
+/// Removes our rules of `family`, however many there are.
+pub(crate) fn remove_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<()> {
+    let mut request = RuleMessage::default();
+    request.header.family = address_family(family);
+    let rules = match rtnl.dump(&RouteNetlinkMessage::GetRule(request)) {
+        Ok(rules) => rules,
+        Err(e) if e.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    for rule in rules {
+        let RouteNetlinkMessage::NewRule(rule) = rule else { continue };
+        let ours = [RuleAttribute::Protocol(PROTOCOL), RuleAttribute::Table(TABLE)];
+        if ours.iter().all(|attribute| rule.attributes.contains(attribute)) {
+            tolerate(rtnl.change(RouteNetlinkMessage::DelRule(rule), 0), Errno::ENOENT)?;
+        }
+    }
+    Ok(())
+}
+
+fn rule(family: Family, mark: u32, preference: u32) -> RuleMessage {
+    let mut message = RuleMessage::default();
+    message.header.family = address_family(family);
+    message.header.action = RuleAction::ToTable;
+    message.attributes = vec![
+        RuleAttribute::Priority(preference),
+        RuleAttribute::FwMark(mark),
+        RuleAttribute::FwMask(MARK_MASK),
+        RuleAttribute::Table(TABLE),
+        RuleAttribute::Protocol(PROTOCOL),
+    ];
+    message
+}
+
+fn route(family: Family) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = address_family(family);
+    message.header.protocol = PROTOCOL;
+    // 0 (RT_SCOPE_UNIVERSE) would match only such a route on removal.
+    message.header.scope = RouteScope::NoWhere;
+    message.attributes.push(RouteAttribute::Table(TABLE));
+    message
+}
+
+const fn address_family(family: Family) -> AddressFamily {
+    match family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    }
+}

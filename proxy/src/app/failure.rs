@@ -1,0 +1,82 @@
+//! Why the node stopped, and what its exit code says about it.
+
+use std::io;
+
+use culvert_capture::CaptureError;
+use culvert_sys::cgroup::CgroupError;
+use culvert_tls::AuthorityError;
+use tokio::task::JoinError;
+
+use crate::{
+    MeshFileError, PodsFileError, admin::BindError, config::ConfigError, enroll::EnrollError,
+    logging::FilterError,
+};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An argument cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The log filter cannot be read.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// The pods file is at fault.
+    #[error(transparent)]
+    Pods(#[from] PodsFileError),
+    /// The mesh file is at fault.
+    #[error(transparent)]
+    Mesh(#[from] MeshFileError),
+    /// The certificate authority's files are at fault.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// A port is taken.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// No cgroup of our own.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The host, or what is pinned on it, does not allow capture.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A pod could not be enrolled.
+    #[error(transparent)]
+    Enroll(#[from] EnrollError),
+    /// Standard output is gone.
+    #[error("write to standard output")]
+    Output(#[source] io::Error),
+    /// No threads.
+    #[error("start the threads of the proxy")]
+    Runtime(#[source] io::Error),
+    /// What the node has in the kernel could not be removed.
+    #[error("take the node down; run: culvert cleanup")]
+    Dismantle(#[source] CaptureError),
+    /// A thread of ours panicked.
+    #[error("a thread of the proxy panicked")]
+    Thread(#[source] JoinError),
+    /// Something of the node outlived its drain.
+    #[error("the node is still in use after its drain; run: culvert cleanup")]
+    StillUsed,
+}
+
+impl RunError {
+    /// 2 for what the operator can mend, 1 for what went wrong in the process.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_)
+            | Self::Filter(_)
+            | Self::Pods(_)
+            | Self::Mesh(_)
+            | Self::Authority(_)
+            | Self::Bind(_)
+            | Self::Cgroup(_)
+            | Self::Capture(_)
+            | Self::Enroll(_) => 2,
+            Self::Output(_)
+            | Self::Runtime(_)
+            | Self::Dismantle(_)
+            | Self::Thread(_)
+            | Self::StillUsed => 1,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What the operator asked for: arguments as written ([`args`]) become a proved [`Config`].
+//!
+//! The only reader of environment variables. Files are read by the parts that watch them.
+
+pub mod args;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use crate::config::args::RunArgs;
+pub use args::{LogFormat, Steering};
+
+/// The configuration of a node, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Tells this node's pins from those of other culverts on the kernel.
+    pub node: String,
+    /// The pods file.
+    pub pods: PathBuf,
+    /// The mesh file.
+    pub mesh: PathBuf,
+    /// The embedded authority's certificate and key.
+    pub ca_dir: PathBuf,
+    /// The network this node is in; empty is the default network.
+    pub network: String,
+    /// The cluster's name, for the `baggage` header.
+    pub cluster_id: String,
+    /// Where the kernel keeps pins.
+    pub bpffs: PathBuf,
+    /// How connections reach the proxy.
+    pub steering: Steering,
+    /// Undo everything at exit.
+    pub ephemeral: bool,
+    /// Admin endpoints, loopback only.
+    pub admin: SocketAddr,
+    /// Metrics endpoint.
+    pub stats: SocketAddr,
+    /// Readiness endpoint.
+    pub readiness: SocketAddr,
+    /// Validity that certificates are asked for.
+    pub secret_ttl: Duration,
+    /// How long connections may go on once the node is asked to stop.
+    pub drain: Duration,
+    /// Threads of the data path.
+    pub threads: usize,
+    /// Let the BPF programs log their failures.
+    pub bpf_log: bool,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// Which log lines are written, as `RUST_LOG` has it.
+    pub log_filter: String,
+}
+
+/// Why arguments were refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The node's name becomes a folder's.
+    #[error(
+        "--node {node:?}: must be 1 to 63 letters, digits, '-', '_' or '.', and not start with '.'"
+    )]
+    Node {
+        /// The name as given.
+        node: String,
+    },
+    /// A certificate must live long enough to be rotated at half of its life.
+    #[error("--secret-ttl {}: must be at least 1m", humantime::format_duration(*ttl))]
+    Ttl {
+        /// The validity as given.
+        ttl: Duration,
+    },
+    /// Two endpoints cannot share a port.
+    #[error("{a} and {b} are both {port}; give them different ports")]
+    Ports {
+        /// One flag.
+        a: &'static str,
+        /// The other.
+        b: &'static str,
+        /// What both say.
+        port: u16,
+    },
+}
+
+impl Config {
+    /// Checks `args`. What can only be known by trying (files, ports, privileges) is tried later.
+    pub fn new(args: RunArgs) -> Result<Self, ConfigError> {
+        if !is_node_name(&args.node) {
+            return Err(ConfigError::Node { node: args.node });
+        }
+        if args.secret_ttl < Duration::from_mins(1) {
+            return Err(ConfigError::Ttl { ttl: args.secret_ttl });
+        }
+        distinct_ports(&args)?;
+        Ok(Self {
+            node: args.node,
+            pods: args.pods,
+            mesh: args.mesh,
+            ca_dir: args.ca_dir,
+            network: args.network,
+            cluster_id: args.cluster_id,
+            bpffs: args.bpffs,
+            steering: args.steering,
+            ephemeral: args.ephemeral,
+            admin: SocketAddr::from(([127, 0, 0, 1], args.admin_port)),
+            stats: SocketAddr::from(([0_u16; 8], args.stats_port)),
+            readiness: SocketAddr::from(([0_u16; 8], args.readiness_port)),
+            secret_ttl: args.secret_ttl,
+            drain: args.drain,
+            threads: args.threads.unwrap_or_else(default_threads),
+            bpf_log: args.bpf_log,
+            log_format: args.log_format,
+            log_filter: args.log_filter,
+        })
+    }
+}
+
+/// A quarter of the processors, at least two: the rest belongs to the node's applications.
+fn default_threads() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    processors.div_ceil(4).max(2)
+}
+
+/// Whether `name` can be a node's: it becomes a folder on bpffs and part of a cgroup's name.
+pub fn is_node_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=63).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.')
+}
+
+fn distinct_ports(args: &RunArgs) -> Result<(), ConfigError> {
+    let ports = [
+        ("--admin-port", args.admin_port),
+        ("--stats-port", args.stats_port),
+        ("--readiness-port", args.readiness_port),
+    ];
+    for (i, (a, port)) in ports.iter().enumerate() {
+        for (b, other) in ports.iter().skip(i + 1) {
+            if port == other && *port != 0 {
+                return Err(ConfigError::Ports { a, b, port: *port });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::config::args::{Args, Command};
+
+    fn parse(extra: &[&str]) -> Result<Config, ConfigError> {
+        let fixed = ["culvert", "run", "--pods", "p", "--mesh", "m", "--ca-dir", "c"];
+        match Args::parse_from(fixed.iter().chain(extra)).command {
+            Command::Run(args) => Config::new(*args),
+            Command::Cleanup(_) => unreachable!("the arguments say `run`"),
+        }
+    }
+
+    #[track_caller]
+    fn refused(extra: &[&str], want: &str) {
+        let error = parse(extra).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+
+    #[test]
+    fn impossible_values_are_refused_with_the_flag() {
+        refused(&["--node", "../x"], "--node");
+        refused(&["--node", ""], "--node");
+        refused(&["--node", "a", "--secret-ttl", "1s"], "--secret-ttl");
+        refused(&["--node", "a", "--admin-port", "1", "--stats-port", "1"], "--stats-port");
+    }
+
+    #[test]
+    fn defaults_are_those_of_ztunnel() {
+        let config = parse(&["--node", "n1"]).unwrap();
+        assert_eq!(
+            (config.admin.port(), config.stats.port(), config.readiness.port()),
+            (15000, 15020, 15021)
+        );
+        assert!(config.admin.ip().is_loopback());
+        assert_eq!(config.cluster_id, "Kubernetes");
+        assert_eq!(config.secret_ttl, Duration::from_hours(24));
+    }
+}

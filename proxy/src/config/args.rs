@@ -1,0 +1,143 @@
+//! The command line, as written. Environment variables of ztunnel's chart keep their names.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// The dataplane of one node of an ambient mesh.
+///
+/// Captures the TCP connections of enrolled pods with eBPF and carries them to other mesh members over HBONE (HTTP/2
+/// CONNECT inside mutual TLS). Needs root on Linux 5.10 or newer.
+#[derive(Debug, Parser)]
+#[command(name = "culvert", version, propagate_version = true)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the node: enrol pods, attach the BPF programs and carry their traffic
+    Run(Box<RunArgs>),
+    /// Remove every trace of a node that is not running: programs, maps, rules, routes and changed settings
+    Cleanup(CleanupArgs),
+}
+
+/// Arguments of `culvert run`.
+#[derive(ClapArgs, Debug)]
+pub struct RunArgs {
+    /// Name of this node; nodes of different names can share a kernel
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node: String,
+    /// Pods to enrol: YAML `pods: [{name, namespace, serviceAccount, netns}]`, read again when it changes
+    #[arg(long, env = "CULVERT_PODS", value_name = "FILE")]
+    pub pods: PathBuf,
+    /// Workloads, services and policies, in ztunnel's local format; read again when it changes
+    #[arg(long, env = "LOCAL_XDS_PATH", value_name = "FILE")]
+    pub mesh: PathBuf,
+    /// Directory of the embedded certificate authority: ca.pem and ca-key.pem
+    #[arg(long, env = "CULVERT_CA_DIR", value_name = "DIR")]
+    pub ca_dir: PathBuf,
+    /// Network this node is in
+    #[arg(long, env = "NETWORK", value_name = "NAME", default_value = "")]
+    pub network: String,
+    /// Cluster this node is in, told to peers
+    #[arg(long, env = "ISTIO_META_CLUSTER_ID", value_name = "NAME", default_value = "Kubernetes")]
+    pub cluster_id: String,
+    /// How connections reach the proxy
+    #[arg(long, env = "CULVERT_STEERING", value_enum, default_value_t = Steering::Ebpf)]
+    pub steering: Steering,
+    /// What happens to enrolled pods' connections while no culvert runs
+    #[arg(long, env = "CULVERT_WHEN_DOWN", value_enum, default_value_t = WhenDown::Hold)]
+    pub when_down: WhenDown,
+    /// Un-enrol all pods and remove every pin at exit; for tests and demonstrations
+    #[arg(long, env = "CULVERT_EPHEMERAL")]
+    pub ephemeral: bool,
+    /// Where the BPF file system is, or is to be mounted
+    #[arg(long, env = "CULVERT_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// Port of the admin endpoints, on loopback
+    #[arg(long, env = "CULVERT_ADMIN_PORT", value_name = "PORT", default_value_t = 15000)]
+    pub admin_port: u16,
+    /// Port of the metrics endpoint
+    #[arg(long, env = "CULVERT_STATS_PORT", value_name = "PORT", default_value_t = 15020)]
+    pub stats_port: u16,
+    /// Port of the readiness endpoint
+    #[arg(long, env = "CULVERT_READINESS_PORT", value_name = "PORT", default_value_t = 15021)]
+    pub readiness_port: u16,
+    /// Validity of the certificates that are asked for
+    #[arg(long, env = "SECRET_TTL", value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
+    pub secret_ttl: Duration,
+    /// How long connections may go on once the node is asked to stop
+    #[arg(long, env = "CONNECTION_TERMINATION_DEADLINE", value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
+    pub drain: Duration,
+    /// Threads of the data path [default: a quarter of the processors, at least 2]
+    #[arg(long, env = "ZTUNNEL_WORKER_THREADS", value_name = "N", value_parser = parse_threads)]
+    pub threads: Option<usize>,
+    /// Let the BPF programs log each failure; for debugging
+    #[arg(long, env = "CULVERT_BPF_LOG")]
+    pub bpf_log: bool,
+    /// Form of the log
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Plain)]
+    pub log_format: LogFormat,
+    /// Which log lines are written: LEVEL or TARGET=LEVEL,...
+    #[arg(long, env = "RUST_LOG", value_name = "FILTER", default_value = "info")]
+    pub log_filter: String,
+}
+
+/// Arguments of `culvert cleanup`.
+#[derive(ClapArgs, Debug)]
+pub struct CleanupArgs {
+    /// Name that the node ran under
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node: String,
+    /// Where the BPF file system is
+    #[arg(long, env = "CULVERT_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+}
+
+/// How connections reach the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Steering {
+    /// culvert's own BPF programs
+    Ebpf,
+    /// iptables rules in the pod that someone else made, as Istio's CNI plugin does
+    Redirect,
+}
+
+/// What happens while no culvert runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WhenDown {
+    /// New connections wait until culvert is back; none is refused, none leaves in plaintext
+    Hold,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Plain,
+    /// One JSON object a line
+    Json,
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=1024).contains(&n) => Ok(n),
+        _ => Err("must be a number from 1 to 1024".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

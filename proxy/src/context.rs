@@ -1,0 +1,80 @@
+//! What connections share: per node the state, certificates and records, per pod the dialer and the pool.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use culvert_capture::Addresses;
+use culvert_carry::{
+    Timeouts,
+    dial::Dialer,
+    hbone::{
+        Pool,
+        headers::{Baggage, WorkloadKind},
+        server::Phase,
+    },
+};
+use culvert_mesh::{
+    Identity, PodRef,
+    workload::{Workload, WorkloadType},
+};
+use culvert_observe::{Connections, Observe};
+use culvert_sys::netns::Netns;
+use culvert_tls::Certificates;
+use tokio::sync::watch;
+
+use crate::state::State;
+
+/// What all connections of the node share.
+pub(crate) struct NodeContext {
+    /// The network namespace of this process.
+    pub(crate) home: Netns,
+    pub(crate) state: State,
+    pub(crate) certificates: Arc<Certificates>,
+    pub(crate) observe: Observe,
+    pub(crate) connections: Connections,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) network: String,
+    pub(crate) cluster_id: String,
+    /// Ports in a pod that belong to the proxy, beside HBONE's.
+    pub(crate) proxy_ports: &'static [u16],
+}
+
+/// What all connections of a pod share.
+pub(crate) struct PodContext {
+    pub(crate) node: Arc<NodeContext>,
+    pub(crate) pod: PodRef,
+    pub(crate) addresses: Addresses,
+    pub(crate) dialer: Dialer,
+    pub(crate) pool: Pool<PeerKey>,
+    /// How far the pod's HBONE servers are on their way to the end.
+    pub(crate) phase: watch::Sender<Phase>,
+}
+
+/// What connections of the HBONE pool are told apart by. A renewed certificate starts new ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PeerKey {
+    pub(crate) source: Identity,
+    pub(crate) generation: u64,
+    pub(crate) expected: Vec<Identity>,
+    pub(crate) gateway: SocketAddr,
+}
+
+impl NodeContext {
+    /// What peers are told of one of our workloads.
+    pub(crate) fn baggage(&self, workload: &Workload) -> Baggage {
+        Baggage {
+            cluster: self.cluster_id.clone(),
+            namespace: workload.namespace().to_owned(),
+            kind: match workload.workload_type {
+                WorkloadType::Deployment => WorkloadKind::Deployment,
+                WorkloadType::CronJob => WorkloadKind::CronJob,
+                WorkloadType::Pod => WorkloadKind::Pod,
+                WorkloadType::Job => WorkloadKind::Job,
+            },
+            workload: workload.workload_name.to_string(),
+            service: workload.canonical_name.to_string(),
+            version: workload.canonical_revision.to_string(),
+            region: workload.locality.region.to_string(),
+            zone: workload.locality.zone.to_string(),
+        }
+    }
+}

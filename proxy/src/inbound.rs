@@ -1,0 +1,261 @@
+//! From the mesh, or from plaintext clients, to a pod: capture → identify → decide → deliver → observe.
+
+mod failure;
+mod permit;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use culvert_capture::Captured;
+use culvert_carry::{
+    copy,
+    dial::Leg,
+    hbone::{
+        headers::{BAGGAGE, Forwarded},
+        server::{self, Incoming, Secured},
+    },
+};
+use culvert_mesh::{
+    Identity,
+    inbound::{Target, attribute, target},
+    policy,
+    reason::ResponseFlag,
+    workload::{TunnelProtocol, Workload},
+};
+use culvert_observe::{Connection, Denial, Direction, Flow, Party, Protocol, SecurityPolicy};
+use http::{HeaderMap, Method, StatusCode};
+
+use crate::{
+    context::PodContext,
+    flow::{Metered, end, refuse, reset},
+};
+use failure::{Handshake, Looped, NotConnect, Unsupported, Withdrawn};
+use permit::Permit;
+
+/// Serves one HBONE connection and every CONNECT on it.
+pub(crate) async fn hbone(ctx: Arc<PodContext>, captured: Captured) {
+    let Captured { stream, peer, orig_dst } = captured;
+    let node = &ctx.node;
+    let _socket = node.observe.socket(Direction::Inbound);
+    // The connection itself leaves a record only if it is refused; each CONNECT on it has its own.
+    let record = || node.observe.begin(Direction::Inbound, peer, orig_dst);
+
+    let local = match node.state.identify(&ctx.pod).await {
+        Ok(local) => local,
+        Err(error) => return refuse(record(), &stream, Denial::UnknownWorkload, &error),
+    };
+    let credential = match node.certificates.fetch(&local.identity).await {
+        Ok(credential) => credential,
+        Err(error) => return refuse(record(), &stream, Denial::NoCertificate, &error),
+    };
+    let secured = server::handshake(stream, credential.server_config(), &node.timeouts).await;
+    let secured = match secured {
+        Ok(secured) => secured,
+        Err(error) => return record().refuse(Denial::Handshake, &Handshake::from(error)),
+    };
+    let tunnel = Arc::new(TunnelEnds { peer, own: orig_dst, identity: identity(&secured) });
+    let phase = ctx.phase.subscribe();
+    let handler = {
+        let ctx = Arc::clone(&ctx);
+        move |incoming| request(Arc::clone(&ctx), Arc::clone(&tunnel), incoming)
+    };
+    // Boxed: one a connection, and far larger than what leads here.
+    let serving = Box::pin(secured.serve(phase, &node.timeouts, handler));
+    if let Err(error) = serving.await {
+        let error = crate::error::chain(&error);
+        tracing::debug!(%peer, error, "HBONE connection ended");
+    }
+}
+
+/// Serves one plaintext connection to the pod.
+pub(crate) async fn plaintext(ctx: Arc<PodContext>, captured: Captured) {
+    let Captured { stream, peer, orig_dst } = captured;
+    let node = &ctx.node;
+    let _socket = node.observe.socket(Direction::Inbound);
+    let record = node.observe.begin(Direction::Inbound, peer, orig_dst);
+
+    // Our own delivery came back: its exemption is missing, and delivering again would loop for ever.
+    if Looped::is(&stream, ctx.dialer.delivery_mark) {
+        return refuse(record, &stream, Denial::SelfCall, &Looped);
+    }
+    if node.proxy_ports.contains(&orig_dst.port()) {
+        return refuse(record, &stream, Denial::SelfCall, &Unsupported::ProxyPort(orig_dst.port()));
+    }
+    let local = match node.state.identify(&ctx.pod).await {
+        Ok(local) => local,
+        Err(error) => return refuse(record, &stream, Denial::UnknownWorkload, &error),
+    };
+    let (source, service) = {
+        let snapshot = node.state.load();
+        let source = snapshot.find_by_address(&node.network, &peer.ip()).cloned();
+        let service = attribute(&snapshot, &local, orig_dst.port(), None).cloned();
+        (source, service)
+    };
+    let record = record.open(Flow {
+        dst: orig_dst,
+        hbone_authority: None,
+        source: Party { identity: None, workload: source },
+        destination: Party {
+            identity: Some(local.identity.clone()),
+            workload: Some(Arc::clone(&local)),
+        },
+        service,
+        security: SecurityPolicy::Unknown,
+    });
+    let _shown = node.connections.track(Connection {
+        direction: Direction::Inbound,
+        src: peer,
+        original_dst: None,
+        actual_dst: orig_dst,
+        protocol: Protocol::Tcp,
+    });
+    let connection =
+        policy::Connection { source: peer.ip(), identity: None, destination: orig_dst };
+    let mut permit = match Permit::check(&node.state, &ctx.pod, connection) {
+        Ok(permit) => permit,
+        Err(denied) => {
+            reset(&stream);
+            return record.fail(ResponseFlag::Deny, &denied);
+        }
+    };
+    let app = match ctx.dialer.dial(orig_dst, Leg::Delivery { client: peer.ip() }).await {
+        Ok(app) => app,
+        Err(error) => {
+            reset(&stream);
+            return record.fail(ResponseFlag::Connect, &error);
+        }
+    };
+    let meter = Metered::inbound(&record);
+    tokio::select! {
+        // A withdrawn permit comes first: a busy connection must not outlive it.
+        biased;
+        denied = permit.withdrawn() => record.fail(ResponseFlag::Deny, &denied),
+        ended = copy::plain(app, stream, &meter, &node.timeouts) => end(record, ended.outcome),
+    }
+}
+
+/// Both ends of an HBONE connection.
+struct TunnelEnds {
+    peer: SocketAddr,
+    own: SocketAddr,
+    identity: Option<Identity>,
+}
+
+fn identity(secured: &Secured) -> Option<Identity> {
+    culvert_tls::peer_identity(secured.peer_certificates())
+}
+
+/// Serves one CONNECT.
+async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incoming) {
+    let node = &ctx.node;
+    let Incoming { method, authority, headers, mut respond } = incoming;
+    let forwarded = Forwarded::parse(&headers);
+    // Up to 64 KiB of the peer's, which must not be held for as long as the tunnel lasts.
+    drop(headers);
+    let record = node.observe.begin(Direction::Inbound, tunnel.peer, tunnel.own);
+
+    let Some(authority) = authority.filter(|_| method == Method::CONNECT) else {
+        respond.refuse(StatusCode::BAD_REQUEST);
+        return record.refuse(Denial::BadRequest, &NotConnect { method });
+    };
+    let local = match node.state.identify(&ctx.pod).await {
+        Ok(local) => local,
+        Err(error) => {
+            respond.refuse(StatusCode::SERVICE_UNAVAILABLE);
+            return record.refuse(Denial::UnknownWorkload, &error);
+        }
+    };
+    if local.application_tunnel.is_some_and(|tunnel| tunnel.protocol == TunnelProtocol::Proxy) {
+        respond.refuse(StatusCode::SERVICE_UNAVAILABLE);
+        return record.refuse(Denial::NoRoute, &Unsupported::ProxyProtocol);
+    }
+    let found = {
+        let snapshot = node.state.load();
+        target(&snapshot, &local, tunnel.own, &authority, node.proxy_ports).map(|found| {
+            let hint = Some(forwarded.host.as_str()).filter(|host| !host.is_empty());
+            let hinted = attribute(&snapshot, &local, found.app.port(), hint).cloned();
+            let source = source(&ctx, &snapshot, &tunnel);
+            (Target { service: hinted.or(found.service), app: found.app }, source)
+        })
+    };
+    let (Target { app, service }, source) = match found {
+        Ok(found) => found,
+        Err(refusal) => {
+            let status = StatusCode::from_u16(refusal.status());
+            respond.refuse(status.unwrap_or(StatusCode::BAD_REQUEST));
+            return record.refuse(Denial::WrongDestination, &refusal);
+        }
+    };
+    let record = record.open(Flow {
+        dst: tunnel.own,
+        hbone_authority: Some(authority.into()),
+        source: Party { identity: tunnel.identity.clone(), workload: source },
+        destination: Party {
+            identity: Some(local.identity.clone()),
+            workload: Some(Arc::clone(&local)),
+        },
+        service,
+        security: SecurityPolicy::MutualTls,
+    });
+    let _shown = node.connections.track(Connection {
+        direction: Direction::Inbound,
+        src: tunnel.peer,
+        original_dst: (!forwarded.host.is_empty()).then(|| forwarded.host.into()),
+        actual_dst: app,
+        protocol: Protocol::Hbone,
+    });
+    let connection = policy::Connection {
+        source: tunnel.peer.ip(),
+        identity: tunnel.identity.clone(),
+        destination: app,
+    };
+    let mut permit = match Permit::check(&node.state, &ctx.pod, connection) {
+        Ok(permit) => permit,
+        Err(denied) => {
+            respond.refuse(StatusCode::UNAUTHORIZED);
+            return record.fail(ResponseFlag::Deny, &denied);
+        }
+    };
+    let dialled = tokio::select! {
+        dialled = ctx.dialer.dial(app, Leg::Delivery { client: tunnel.peer.ip() }) => dialled,
+        denied = permit.withdrawn() => {
+            respond.refuse(StatusCode::UNAUTHORIZED);
+            return record.fail(ResponseFlag::Deny, &denied);
+        }
+        () = respond.withdrawn() => return record.fail(ResponseFlag::Connect, &Withdrawn),
+    };
+    let app = match dialled {
+        Ok(app) => app,
+        Err(error) => {
+            respond.refuse(StatusCode::SERVICE_UNAVAILABLE);
+            return record.fail(ResponseFlag::Connect, &error);
+        }
+    };
+    let stream = match respond.accept(response_headers(&ctx, &local)) {
+        Ok(stream) => stream,
+        Err(error) => {
+            reset(&app);
+            return record.fail(ResponseFlag::H2HandshakeFailure, &error);
+        }
+    };
+    let meter = Metered::inbound(&record);
+    tokio::select! {
+        biased;
+        denied = permit.withdrawn() => record.fail(ResponseFlag::Deny, &denied),
+        ended = copy::tunnel(app, stream, &meter, &node.timeouts) => end(record, ended.outcome),
+    }
+}
+
+/// The peer's workload, for records only: the address says which of those that share its identity it is.
+fn source(
+    ctx: &PodContext,
+    snapshot: &culvert_mesh::Snapshot,
+    tunnel: &TunnelEnds,
+) -> Option<Arc<Workload>> {
+    let found = snapshot.find_by_address(&ctx.node.network, &tunnel.peer.ip())?;
+    (Some(&found.identity) == tunnel.identity.as_ref()).then(|| Arc::clone(found))
+}
+
+fn response_headers(ctx: &PodContext, local: &Workload) -> HeaderMap {
+    let baggage = ctx.node.baggage(local).to_value();
+    baggage.into_iter().map(|value| (BAGGAGE, value)).collect()
+}

@@ -1,0 +1,177 @@
+//! The mesh as this node knows it: one immutable snapshot, swapped whole. Where it comes from is a feed's business.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use arc_swap::{ArcSwap, Guard};
+use culvert_mesh::{
+    PodRef, Snapshot,
+    file::{self, FileError},
+    workload::Workload,
+};
+use tokio::{sync::watch, time::timeout};
+
+use crate::watch::WatchedFile;
+
+/// How long a connection waits for its pod's own record, which may arrive after the pod's first connect.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The current snapshot, and news of the next ones. Clones share both.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    current: Arc<ArcSwap<Snapshot>>,
+    changed: watch::Sender<()>,
+}
+
+/// The state never told of the pod.
+#[derive(Debug, thiserror::Error)]
+#[error("no workload record for pod {}/{} with service account {}; add it to the mesh file", pod.namespace, pod.name, pod.service_account)]
+pub(crate) struct UnknownPod {
+    pod: PodRef,
+}
+
+impl State {
+    pub(crate) fn new(snapshot: Snapshot) -> Self {
+        let current = Arc::new(ArcSwap::from_pointee(snapshot));
+        Self { current, changed: watch::Sender::new(()) }
+    }
+
+    /// The snapshot as of now. A connection decides from one of them.
+    pub(crate) fn load(&self) -> Guard<Arc<Snapshot>> {
+        self.current.load()
+    }
+
+    /// Fires after each swap from now on.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// The record of one of this node's own pods; waits up to 5 s for it.
+    pub(crate) async fn identify(&self, pod: &PodRef) -> Result<Arc<Workload>, UnknownPod> {
+        let mut changed = self.subscribe();
+        let found = timeout(PATIENCE, async {
+            loop {
+                if let Some(workload) = self.load().find_local(pod) {
+                    return Some(Arc::clone(workload));
+                }
+                changed.changed().await.ok()?;
+            }
+        });
+        found.await.ok().flatten().ok_or_else(|| UnknownPod { pod: pod.clone() })
+    }
+
+    pub(crate) fn swap(&self, snapshot: Snapshot) {
+        self.current.store(Arc::new(snapshot));
+        self.changed.send_replace(());
+    }
+}
+
+/// Why the mesh file gave no state.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshFileError {
+    /// It could not be read.
+    #[error("read mesh file {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// What it says cannot be.
+    #[error(transparent)]
+    Refused(#[from] FileError),
+}
+
+/// The mesh file, kept in step with the state.
+pub(crate) struct MeshFile {
+    file: WatchedFile,
+}
+
+impl MeshFile {
+    /// Reads the file for the first time, when a mistake in it is still an error.
+    pub(crate) fn open(path: PathBuf) -> Result<(Self, State), MeshFileError> {
+        let mut file = WatchedFile::new(path);
+        let text = file.read();
+        let snapshot = parse(&file, text)?;
+        Ok((Self { file }, State::new(snapshot)))
+    }
+
+    /// Follows the file: a good new version replaces the state, a bad one leaves it and says so.
+    pub(crate) async fn run(mut self, state: State) {
+        loop {
+            let text = self.file.changed().await;
+            match parse(&self.file, text) {
+                Ok(snapshot) => {
+                    tracing::info!(
+                        workloads = snapshot.workloads().len(),
+                        services = snapshot.services().len(),
+                        policies = snapshot.policies().len(),
+                        "mesh file loaded"
+                    );
+                    state.swap(snapshot);
+                }
+                Err(error) => {
+                    let error = crate::error::chain(&error);
+                    tracing::error!(
+                        error,
+                        "mesh file refused; keeping the state of its last good version"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn parse(file: &WatchedFile, text: std::io::Result<String>) -> Result<Snapshot, MeshFileError> {
+    let path = file.path();
+    let text = text.map_err(|source| MeshFileError::Read { path: path.to_owned(), source })?;
+    Ok(file::parse(path, &text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const ONE: &str = "workloads:\n\
+        - {uid: a, name: a, namespace: shop, serviceAccount: web, workloadIps: [10.0.0.1], protocol: HBONE, services: {}}\n";
+
+    fn snapshot(text: &str) -> Snapshot {
+        file::parse(Path::new("mesh.yaml"), text).unwrap()
+    }
+
+    fn pod() -> PodRef {
+        PodRef { name: "a".into(), namespace: "shop".into(), service_account: "web".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_arrives_late_is_waited_for() {
+        let state = State::new(Snapshot::default());
+        let late = state.clone();
+        let pod = pod();
+        let (found, ()) = tokio::join!(state.identify(&pod), async move {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            late.swap(snapshot(ONE));
+        });
+        assert_eq!(&*found.unwrap().uid, "a");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_never_arrives_is_a_refusal() {
+        let state = State::new(Snapshot::default());
+        let error = state.identify(&pod()).await.unwrap_err().to_string();
+        assert!(error.contains("shop/a"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bad_version_keeps_the_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mesh.yaml");
+        std::fs::write(&path, ONE).unwrap();
+        let (file, state) = MeshFile::open(path.clone()).unwrap();
+        std::fs::write(&path, "workloads: [{").unwrap();
+        let followed = timeout(Duration::from_secs(5), file.run(state.clone())).await;
+        assert!(followed.is_err());
+        assert_eq!(state.load().workloads().len(), 1);
+    }
+}

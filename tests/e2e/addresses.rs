@@ -1,0 +1,197 @@
+//! Addresses on both ends of a captured connection: what each end sees, one family only, and addresses and interfaces
+//! that come and go.
+
+use std::{io::ErrorKind, net::SocketAddr, time::Duration};
+
+use culvert_tests::{
+    apps::{App, Behaviour},
+    client,
+    culvert::{Mesh, Remains},
+    flow_log::Direction,
+    mesh_file::MeshFile,
+    poll,
+    tap::Tap,
+    topology::{Family, Pod, Topology},
+};
+
+use crate::talk::{await_filters, carried, talks};
+
+#[test]
+fn a_client_sees_its_own_address_and_the_one_that_it_dialled() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let a1 = &topology.a1;
+    for to in [&topology.a2, &topology.b1, &topology.x] {
+        let app = App::start(&to.netns, Behaviour::Echo).unwrap();
+        for family in Family::BOTH {
+            let to = to.at(family, app.port());
+            let stream = a1.netns.run(|| client::dial(to)).unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), to);
+            assert_eq!(stream.local_addr().unwrap().ip(), a1.ip(family));
+        }
+    }
+}
+
+/// As in Kubernetes: the metadata service of a cloud, and an API server on the node's network.
+#[test]
+fn link_local_addresses_and_nodes_are_destinations_like_any_other() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    for (node, ip) in
+        [(&topology.a, "169.254.169.254"), (&topology.a, "10.0.0.1"), (&topology.b, "fd00:10::2")]
+    {
+        if ip.starts_with("169") {
+            node.netns.ip(&format!("addr add {ip}/32 dev lo\n")).unwrap();
+        }
+        let app = App::start(&node.netns, Behaviour::Echo).unwrap();
+        let to = SocketAddr::new(ip.parse().unwrap(), app.port());
+        let since = mesh.a.flows().len();
+        talks(&topology.a1, to, "to a node");
+        carried(&mesh.a, since, Direction::Outbound, to);
+    }
+}
+
+#[test]
+fn a_port_that_nobody_listens_on_is_answered_by_the_proxy() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let (a1, x) = (&topology.a1, &topology.x);
+    let free = App::start(&a1.netns, Behaviour::Echo).unwrap().port();
+    for family in Family::BOTH {
+        let to = a1.at(family, free);
+        let mut stream = x.netns.run(|| client::dial(to)).unwrap();
+        let end = client::next_event(&mut stream).map_err(|error| error.kind());
+        assert_eq!(end, Err(ErrorKind::ConnectionReset), "{family:?}");
+        mesh.a.flow("the refusal of the app", |flow| {
+            flow.goes(Direction::Inbound)
+                && flow.is("dst.addr", &to.to_string())
+                && flow.error().is_some()
+        });
+    }
+}
+
+/// A pod with one family talks by it, both ways.
+fn talks_by(topology: &Topology, mesh: &Mesh<'_>, family: Family) {
+    let (a1, b1, x) = (&topology.a1, &topology.b1, &topology.x);
+    let [on_b1, on_x] = [b1, x].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
+    let inside = App::start(&a1.netns, Behaviour::Echo).unwrap();
+    talks(a1, b1.at(family, on_b1.port()), "to the mesh");
+    carried(&mesh.a, 0, Direction::Outbound, b1.at(family, on_b1.port()));
+    talks(a1, x.at(family, on_x.port()), "out of the mesh");
+    for from in [b1, x] {
+        talks(from, a1.at(family, inside.port()), "in");
+    }
+    carried(&mesh.a, 0, Direction::Inbound, a1.at(family, inside.port()));
+}
+
+#[test]
+fn a_pod_without_ipv6_is_captured() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    topology.a1.netns.set_sysctl("ipv6/conf/all/disable_ipv6", "1").unwrap();
+    topology.a1.netns.set_sysctl("ipv6/conf/lo/disable_ipv6", "1").unwrap();
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    talks_by(&topology, &mesh, Family::V4);
+}
+
+#[test]
+fn a_pod_without_ipv4_is_captured() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let address = topology.a1.ip(Family::V4);
+    topology.a1.netns.ip(&format!("addr del {address}/32 dev eth0\n")).unwrap();
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    talks_by(&topology, &mesh, Family::V6);
+}
+
+/// Waits until a connection to `to` is one that the node carries, and is delivered.
+#[track_caller]
+fn reached_by_capture(mesh: &Mesh<'_>, from: &Pod, to: SocketAddr) {
+    poll::until(poll::SOON, &format!("{to} to be captured"), || {
+        let since = mesh.a.flows().len();
+        let reply = from.netns.run(|| client::exchange(to, b"later"));
+        let to = to.to_string();
+        let logged = poll::within(Duration::from_millis(300), || {
+            let flows = mesh.a.flows();
+            let mut new = flows.iter().skip(since);
+            new.any(|flow| flow.goes(Direction::Inbound) && flow.is("dst.addr", &to)).then_some(())
+        });
+        (logged.is_some() && reply.is_ok_and(|reply| reply == b"later")).then_some(())
+    });
+}
+
+#[test]
+fn addresses_that_a_pod_gets_later_are_captured_in_and_out() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let (a1, b1, x) = (&topology.a1, &topology.b1, &topology.x);
+    let inside = App::start(&a1.netns, Behaviour::Echo).unwrap();
+    let outside = App::start(&b1.netns, Behaviour::Echo).unwrap();
+    for (family, later) in [(Family::V4, "10.244.1.111"), (Family::V6, "fd00:244:1::6f")] {
+        let prefix = if family == Family::V4 { 32 } else { 128 };
+        a1.netns.ip(&format!("addr add {later}/{prefix} dev eth0\n")).unwrap();
+        topology.a.netns.ip(&format!("route add {later} dev cali-a1\n")).unwrap();
+        let ip = later.parse().unwrap();
+        reached_by_capture(&mesh, x, SocketAddr::new(ip, inside.port()));
+        let (since, to) = (mesh.a.flows().len(), b1.at(family, outside.port()));
+        let eth0 = Tap::start(&a1.netns, "eth0", &[]).unwrap();
+        let mut stream =
+            a1.netns.run(|| client::dial_from(SocketAddr::new(ip, 0), to)).unwrap();
+        assert_eq!(client::converse(&mut stream, b"from there").unwrap(), b"from there");
+        carried(&mesh.a, since, Direction::Outbound, to);
+        assert_eq!(eth0.stop().plaintext().count(), 0, "{later}");
+    }
+}
+
+/// The kernel dials from the newest IPv6 address, so that a tunnel may well start from one that comes and goes.
+#[test]
+fn a_tunnel_whose_address_has_left_the_pod_is_not_used_again() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let (a1, b1) = (&topology.a1, &topology.b1);
+    let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
+    let to = b1.at(Family::V6, app.port());
+    a1.netns.ip("addr add fd00:244:1::6f/128 dev eth0 nodad\n").unwrap();
+    topology.a.netns.ip("route add fd00:244:1::6f dev cali-a1\n").unwrap();
+    talks(a1, to, "with one address more");
+    mesh.b.flow("a tunnel from the new address", |flow| {
+        flow.goes(Direction::Inbound)
+            && flow.field("src.addr").is_some_and(|from| from.starts_with("[fd00:244:1::6f]"))
+    });
+    a1.netns.ip("addr del fd00:244:1::6f/128 dev eth0\n").unwrap();
+    let (reply, took) = poll::timed(|| a1.netns.run(|| client::exchange(to, b"after it is gone")));
+    assert_eq!(reply.map_err(|e| e.to_string()), Ok(b"after it is gone".to_vec()), "after {took:?}");
+}
+
+#[test]
+fn an_interface_that_a_pod_gets_later_is_captured_in_and_out() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let (a1, b1, x) = (&topology.a1, &topology.b1, &topology.x);
+    let inside = App::start(&a1.netns, Behaviour::Echo).unwrap();
+    let outside = App::start(&b1.netns, Behaviour::Echo).unwrap();
+    let node = &topology.a.netns;
+    node.ip(&format!(
+        "link add cali-later type veth peer name net1 netns {}\n\
+         link set cali-later up\naddr add 169.254.1.1/32 dev cali-later\nroute add 10.244.1.21 dev cali-later\n",
+        a1.netns.name(),
+    ))
+    .unwrap();
+    a1.netns
+        .ip("link set net1 up\naddr add 10.244.1.21/32 dev net1\n\
+             rule add pref 2000 from 10.244.1.21 lookup 21\n\
+             route add 169.254.1.1 dev net1 scope link table 21\n\
+             route add default via 169.254.1.1 dev net1 table 21\n")
+        .unwrap();
+    await_filters(&a1.netns, "net1", &["hold_in", "guard"]);
+    let own = "10.244.1.21".parse().unwrap();
+    reached_by_capture(&mesh, x, SocketAddr::new(own, inside.port()));
+
+    let net1 = Tap::start(&a1.netns, "net1", &[]).unwrap();
+    let to = b1.at(Family::V4, outside.port());
+    let since = mesh.a.flows().len();
+    let mut stream = a1.netns.run(|| client::dial_through("net1", to)).unwrap();
+    assert_eq!(client::converse(&mut stream, b"by net1").unwrap(), b"by net1");
+    let mut stream = a1.netns.run(|| client::dial_from(SocketAddr::new(own, 0), to)).unwrap();
+    assert_eq!(client::converse(&mut stream, b"from net1").unwrap(), b"from net1");
+    carried(&mesh.a, since, Direction::Outbound, to);
+    assert_eq!(net1.stop().plaintext().count(), 0);
+}

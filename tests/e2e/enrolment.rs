@@ -1,0 +1,162 @@
+//! Pods that are enrolled and un-enrolled while they talk.
+//!
+//! The rule of the transition: a connection keeps the way it was opened on. One that was open before enrolment is never
+//! touched. One that was captured goes on for the drain period after un-enrolment, and is cut at its end.
+
+use std::{
+    io::ErrorKind,
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use culvert_tests::{
+    apps::{App, Behaviour},
+    client,
+    culvert::{Mesh, Remains},
+    flow_log::Direction,
+    load::Load,
+    mesh_file::{MeshFile, Protocol},
+    poll, require,
+    tap::{HBONE_PORT, Tap},
+    topology::{Family, Pod, Topology},
+};
+
+use crate::talk::{await_filters, carried, talks};
+
+const CAPTURED: &[&str] = &["hold_in", "guard"];
+
+/// Connections of a1 in both directions, to and from the mesh and outside of it, with an app at each end.
+struct Traffic<'t> {
+    ways: Vec<(&'t Pod, SocketAddr)>,
+    _apps: [App; 3],
+}
+
+impl<'t> Traffic<'t> {
+    fn new(topology: &'t Topology) -> Self {
+        let (a1, b1, x) = (&topology.a1, &topology.b1, &topology.x);
+        let apps = [a1, b1, x].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
+        let [on_a1, on_b1, on_x] = apps.each_ref().map(App::port);
+        let ways = Family::BOTH.into_iter().flat_map(|family| {
+            let inside = a1.at(family, on_a1);
+            [(a1, b1.at(family, on_b1)), (a1, x.at(family, on_x)), (b1, inside), (x, inside)]
+        });
+        Self { ways: ways.collect(), _apps: apps }
+    }
+
+    fn open(&self) -> Vec<TcpStream> {
+        let mut streams = Vec::new();
+        for (from, to) in &self.ways {
+            let stream = from.netns.run(|| client::dial(*to));
+            streams.push(stream.unwrap_or_else(|e| panic!("{} -> {to}: {e}", from.name)));
+        }
+        self.all_live(&mut streams, "at first");
+        streams
+    }
+
+    #[track_caller]
+    fn all_live(&self, streams: &mut [TcpStream], when: &str) {
+        for ((from, to), stream) in self.ways.iter().zip(streams) {
+            let reply = client::ping(stream, b"alive?");
+            let reply = reply.unwrap_or_else(|e| panic!("{} -> {to} {when}: {e}", from.name));
+            assert_eq!(reply, b"alive?", "{} -> {to} {when}", from.name);
+        }
+    }
+}
+
+#[test]
+fn connections_from_before_enrolment_survive_it_and_un_enrolment_too() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let (a1, a2) = (&topology.a1, &topology.a2);
+    // What a control plane says of a pod that is not enrolled: it takes plaintext.
+    let outside = MeshFile::default()
+        .workload(a1, &topology.a, Protocol::Tcp)
+        .workload(a2, &topology.a, Protocol::Hbone)
+        .workload(&topology.b1, &topology.b, Protocol::Hbone);
+    let mesh = Mesh::start(&topology, &outside, Remains::Nothing).unwrap();
+    mesh.a.set_pods(&[a2]).unwrap();
+    await_filters(&a1.netns, "eth0", &[]);
+    let traffic = Traffic::new(&topology);
+    let mut before = traffic.open();
+
+    mesh.a.set_pods(&[a1, a2]).unwrap();
+    await_filters(&a1.netns, "eth0", CAPTURED);
+    mesh.set(&MeshFile::new(&topology)).unwrap();
+    traffic.all_live(&mut before, "after enrolment");
+    let since = mesh.a.flows().len();
+    for (from, to) in &traffic.ways {
+        talks(from, *to, "a new one");
+    }
+    let (_, out) = traffic.ways[0];
+    carried(&mesh.a, since, Direction::Outbound, out);
+
+    mesh.a.set_pods(&[a2]).unwrap();
+    await_filters(&a1.netns, "eth0", &[]);
+    poll::until(poll::SOON, "the end of un-enrolment", || {
+        mesh.a.log().matches("pod un-enrolled").nth(1).map(drop)
+    });
+    traffic.all_live(&mut before, "after un-enrolment");
+}
+
+#[test]
+fn captured_connections_go_on_for_the_drain_period_and_new_ones_go_direct_at_once() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let (a1, a2) = (&topology.a1, &topology.a2);
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let traffic = Traffic::new(&topology);
+    let mut captured = traffic.open();
+
+    mesh.a.set_pods(&[a2]).unwrap();
+    await_filters(&a1.netns, "eth0", &[]);
+    // The drain period of the harness is a second: all of this is inside it.
+    traffic.all_live(&mut captured, "in the drain period");
+    let eth0 = Tap::start(&a1.netns, "eth0", &[]).unwrap();
+    let mut direct = Vec::new();
+    // b1 is captured still, and takes what has no identity as plaintext.
+    for (from, to) in traffic.ways.iter().filter(|(from, _)| from.name != "b1") {
+        talks(from, *to, "a new one");
+        direct.push(*to);
+    }
+    let report = eth0.stop();
+    for to in direct {
+        assert!(report.segments.iter().any(|s| s.opens() && s.dst == to), "{to} was not reached direct");
+    }
+    assert!(!report.segments.iter().any(|s| s.opens() && s.dst.port() == HBONE_PORT));
+
+    for ((from, to), stream) in traffic.ways.iter().zip(&mut captured) {
+        let end = client::next_event(stream).map_err(|error| error.kind());
+        let cut = matches!(&end, Ok(bytes) if bytes.is_empty()) || end == Err(ErrorKind::ConnectionReset);
+        assert!(cut, "{} -> {to} ended with {end:?}", from.name);
+    }
+}
+
+#[test]
+fn short_connections_through_cycles_of_enrolment_are_neither_refused_nor_reset() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let (a1, a2, x) = (&topology.a1, &topology.a2, &topology.x);
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let apps = [a1, x].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
+    let to = |pod: &Pod, app: &App| Family::BOTH.map(|family| pod.at(family, app.port()));
+    let workers = require::rounds(20, 50);
+    let loads = [
+        Load::start(&a1.netns, &to(x, &apps[1]), workers),
+        Load::start(&x.netns, &to(a1, &apps[0]), workers),
+    ];
+
+    for _ in 0..require::rounds(1, 4) {
+        for (pods, filters) in [([a2].as_slice(), [].as_slice()), (&[a1, a2], CAPTURED)] {
+            mesh.a.set_pods(pods).unwrap();
+            await_filters(&a1.netns, "eth0", filters);
+            let seen: usize = loads.iter().map(Load::ended).sum();
+            poll::until(poll::SOON, "connections in this state", || {
+                (loads.iter().map(Load::ended).sum::<usize>() >= seen + 4 * workers).then_some(())
+            });
+        }
+    }
+    let want = require::rounds(400, 2000);
+    poll::until(Duration::from_secs(60), "enough connections", || {
+        (loads.iter().map(Load::ended).sum::<usize>() >= want).then_some(())
+    });
+    let [out, inward] = loads.map(Load::stop);
+    assert_eq!((out.failed(), inward.failed()), (0, 0), "out: {out:?}, in: {inward:?}");
+    assert!(out.total() + inward.total() >= want, "out: {out:?}, in: {inward:?}");
+}

@@ -1,0 +1,28 @@
+//! Scenarios: the culvert binary on two nodes, real sockets in four pods, and what a user would see.
+//!
+//! Each scenario builds its own network, so that they run side by side in any order. They need root, and say so
+//! where they are skipped.
+
+#![cfg(test)]
+#![forbid(unsafe_code)]
+
+mod addresses;
+mod bad_input;
+mod bench;
+mod bulk;
+mod captured;
+mod endings;
+mod enrolment;
+mod files;
+mod hostile;
+mod links;
+mod neighbours;
+mod network;
+mod peers;
+mod plaintext;
+mod policy;
+mod restart;
+mod survival;
+mod talk;
+mod tcp_traps;
+mod third_party;

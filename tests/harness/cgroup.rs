@@ -1,0 +1,34 @@
+//! The cgroups that culvert makes for itself below the one it is started in: ours.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+/// What their names start with; the node's name follows.
+pub(crate) const PREFIX: &str = "culvert-";
+
+/// The cgroup of a node's proxy.
+pub(crate) fn of_node(node: &str) -> String {
+    format!("{PREFIX}{node}")
+}
+
+/// The cgroup2 that this process is in; `None` where there is no cgroup2.
+pub(crate) fn own() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    Some(Path::new(mount.split(' ').nth(1)?).join(path.trim_start_matches('/')))
+}
+
+/// Removes a cgroup below ours, if it is there; its processes must have ended.
+pub(crate) fn remove(name: &str) {
+    let Some(path) = own().map(|parent| parent.join(name)) else { return };
+    if let Err(error) = fs::remove_dir(&path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        eprintln!("remove {}: {error}", path.display());
+    }
+}

@@ -1,0 +1,328 @@
+//! Live sockets under the sockops programs, in a network namespace of their own.
+
+use std::{
+    fs::{self, File},
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::HashMap,
+    programs::{CgroupAttachMode, SockOps},
+};
+use culvert_abi::{Flow, MARK_DELIVERY, Outcome, Pod, PodAddr, maps};
+use culvert_sys::netns::Netns;
+use culvert_tests::poll::{SOON, until};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::{
+    cgroup::Tree,
+    lookups::{flow, mapped},
+    netns::{self, OWN_V4, OWN_V6},
+    objects,
+    outcomes::Outcomes,
+};
+
+/// What a socket is before `connect()`.
+struct Dial {
+    to: &'static str,
+    mark: u32,
+    device: Option<&'static str>,
+}
+
+const fn dial(to: &'static str, mark: u32) -> Dial {
+    Dial { to, mark, device: None }
+}
+
+fn check(dial: &Dial, mark: u32, counted: &[&str]) {
+    if objects::available() {
+        for program in objects::marking_programs() {
+            check_under(program, dial, mark, counted);
+        }
+    }
+}
+
+fn check_under(program: &str, dial: &Dial, mark: u32, counted: &[&str]) {
+    in_enrolled_pod(program, |steering| {
+        steering.tree.enter("app");
+        let mut socket = None;
+        let got = steering.outcomes.of_work(|| socket = Some(connect(dial)));
+        let socket = socket.unwrap();
+        let captured = counted == ["mark_connect/marked"];
+        let device = dial.device.filter(|_| !captured).map(|name| name.as_bytes().to_vec());
+        let case = format!("{program}, to {}", dial.to);
+        assert_eq!(got, counted, "{case}");
+        assert_eq!(socket.mark().unwrap(), mark, "{case}: SO_MARK");
+        assert_eq!(socket.device().unwrap(), device, "{case}: SO_BINDTODEVICE");
+    });
+}
+
+#[test]
+fn ipv4_that_leaves_the_pod_is_marked() {
+    check(&dial("198.51.100.10:80", 0), 0x111, &["mark_connect/marked"]);
+}
+
+#[test]
+fn ipv6_that_leaves_the_pod_is_marked() {
+    check(&dial("[2001:db8::10]:80", 0), 0x111, &["mark_connect/marked"]);
+}
+
+#[test]
+fn ipv4_from_an_ipv6_socket_is_marked() {
+    check(&dial("[::ffff:198.51.100.10]:80", 0), 0x111, &["mark_connect/marked"]);
+}
+
+#[test]
+fn a_mark_of_the_application_is_overwritten_and_the_bits_of_others_are_kept() {
+    check(&dial("198.51.100.10:80", 0x8_0539), 0x8_0111, &["mark_connect/marked"]);
+    check(&dial("198.51.100.10:80", MARK_DELIVERY), 0x111, &["mark_connect/marked"]);
+}
+
+#[test]
+fn a_captured_socket_is_unbound_from_its_device() {
+    for to in ["198.51.100.10:80", "[2001:db8::10]:80"] {
+        let dial = Dial { to, mark: 0, device: Some("eth0") };
+        check(&dial, 0x111, &["mark_connect/marked"]);
+    }
+}
+
+#[test]
+fn a_local_socket_stays_bound_to_its_device() {
+    let dial = Dial { to: "10.0.0.7:9", mark: 0, device: Some("eth0") };
+    check(&dial, 0, &["mark_connect/local"]);
+}
+
+#[test]
+fn a_pods_own_addresses_are_local_in_every_spelling() {
+    for to in ["10.0.0.7:9", "[fd00::7]:9", "[::ffff:10.0.0.7]:9"] {
+        check(&dial(to, 0), 0, &["mark_connect/local"]);
+    }
+}
+
+#[test]
+fn loopback_is_local_in_every_spelling() {
+    if !objects::available() {
+        return;
+    }
+    for program in objects::marking_programs() {
+        // No address of the pod is behind a loopback connection, so by address it belongs to nobody.
+        let counted: &[&str] =
+            if *program == "mark_connect" { &["mark_connect/local"] } else { &[] };
+        for to in ["127.0.0.1:9", "127.9.9.9:9", "[::1]:9", "[::ffff:127.0.0.1]:9"] {
+            check_under(program, &dial(to, 0), 0, counted);
+        }
+    }
+}
+
+#[test]
+fn a_stale_capture_mark_is_cleared_for_a_local_destination() {
+    for to in ["10.0.0.7:9", "[fd00::7]:9", "[::ffff:10.0.0.7]:9"] {
+        check(&dial(to, 0x8_0111), 0x8_0000, &["mark_connect/cleared"]);
+    }
+}
+
+#[test]
+fn a_forged_delivery_mark_exempts_nothing() {
+    check(&dial("10.0.0.7:9", MARK_DELIVERY), MARK_DELIVERY, &["mark_connect/local"]);
+}
+
+#[test]
+fn a_socket_that_was_captured_is_released_when_it_connects_to_the_pod() {
+    if !objects::available() {
+        return;
+    }
+    for program in objects::marking_programs() {
+        in_enrolled_pod(program, |steering| {
+            steering.tree.enter("app");
+            let listener = std::net::TcpListener::bind((OWN_V6, 0)).unwrap();
+            let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).unwrap();
+            // Marked, hence routed to `lo`, where nobody listens.
+            let refused = socket.connect(&addr("[2001:db8::10]:9")).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "{program}");
+            assert_eq!(socket.mark().unwrap(), 0x111, "{program}");
+            socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+            assert_eq!(socket.mark().unwrap(), 0, "{program}");
+        });
+    }
+}
+
+#[test]
+fn pods_that_are_not_enrolled_are_neither_marked_nor_counted() {
+    if !objects::available() {
+        return;
+    }
+    for program in objects::marking_programs() {
+        in_pod(program, |steering| {
+            steering.tree.enter("app");
+            let counted = steering.outcomes.of_work(|| {
+                assert_eq!(connect(&dial("198.51.100.10:80", 0)).mark().unwrap(), 0, "{program}");
+            });
+            assert!(counted.is_empty(), "{program}: {counted:?}");
+        });
+    }
+}
+
+#[test]
+fn the_proxys_cgroup_is_asked_before_its_parent() {
+    if !objects::available() {
+        return;
+    }
+    for program in objects::marking_programs() {
+        in_enrolled_pod(program, |steering| {
+            steering.tree.enter("proxy");
+            for to in ["198.51.100.10:80", "[2001:db8::10]:80"] {
+                let counted = steering.outcomes.of_work(|| {
+                    assert_eq!(connect(&dial(to, 0)).mark().unwrap(), 0, "{program}");
+                });
+                assert_eq!(counted, ["mark_connect/own", "mark_own/tagged"], "{program}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_delivery_is_exempt_from_its_first_packet_until_it_closes() {
+    if !objects::available() {
+        return;
+    }
+    for own in [OWN_V4, OWN_V6] {
+        in_enrolled_pod("mark_by_addr", |steering| {
+            steering.tree.enter("proxy");
+            let listener = std::net::TcpListener::bind((own, 0)).unwrap();
+            let local = listener.local_addr().unwrap();
+            let mut delivery = None;
+            let counted = steering.outcomes.of_work(|| {
+                let socket = Socket::new(Domain::for_address(local), Type::STREAM, None).unwrap();
+                socket.set_mark(MARK_DELIVERY).unwrap();
+                socket.connect(&local.into()).unwrap();
+                delivery = Some(socket);
+            });
+            assert_eq!(counted, ["mark_connect/own", "mark_own/tagged", "mark_own/exempted"]);
+            let delivery = delivery.unwrap();
+            let remote = delivery.local_addr().unwrap().as_socket().unwrap();
+            let flow = flow(remote, local);
+            assert_eq!(steering.exemptions(), [flow]);
+            drop(delivery);
+            drop(listener);
+            let outcomes = &steering.outcomes;
+            until(SOON, "the release", || {
+                (outcomes.total(Outcome::OwnReleased) == 1).then_some(())
+            });
+            assert_eq!(steering.exemptions(), []);
+        });
+    }
+}
+
+/// The programs attached to a tree of cgroups, and their maps.
+struct Steering {
+    outcomes: Outcomes,
+    node: Ebpf,
+    exempt: Ebpf,
+    _pins: Pins,
+    /// Last, because the next test's turn comes when it is dropped.
+    tree: Tree,
+}
+
+impl Steering {
+    fn attach(program: &str) -> Self {
+        let tree = Tree::new();
+        let pins = Pins::new();
+        let mut node = objects::open_with(pins.loader("node"), "node");
+        let mut exempt = objects::open_with(pins.loader("exempt"), "exempt");
+        attach(&mut exempt, "mark_own", &tree.child("proxy"));
+        attach(&mut node, program, tree.top());
+        let outcomes = Outcomes::of(&mut node);
+        Self { outcomes, node, exempt, _pins: pins, tree }
+    }
+
+    fn enroll(&mut self) {
+        let cookie = Netns::current().unwrap().cookie().unwrap();
+        let pod = Pod { id: objects::POD_ID, flags: 0 };
+        for own in [OWN_V4, OWN_V6] {
+            let addr = mapped(own.parse().unwrap());
+            insert(&mut self.node, maps::ADDRS, PodAddr { pod: pod.id, addr }, 1_u8);
+            insert(&mut self.node, maps::PODS_BY_ADDR, addr, pod);
+        }
+        if let Some(cookie) = cookie {
+            insert(&mut self.node, maps::PODS, cookie, pod);
+        }
+    }
+
+    fn exemptions(&self) -> Vec<Flow> {
+        let map: HashMap<_, Flow, u8> = self.exempt.map(maps::EXEMPT).unwrap().try_into().unwrap();
+        map.keys().map(Result::unwrap).collect()
+    }
+}
+
+fn attach(object: &mut Ebpf, program: &str, cgroup: &std::path::Path) {
+    let program: &mut SockOps = object.program_mut(program).unwrap().try_into().unwrap();
+    program.load().unwrap();
+    program.attach(File::open(cgroup).unwrap(), CgroupAttachMode::Single).unwrap();
+}
+
+fn insert<K: aya::Pod, V: aya::Pod>(object: &mut Ebpf, map: &str, key: K, value: V) {
+    let mut map: HashMap<_, K, V> = object.map_mut(map).unwrap().try_into().unwrap();
+    map.insert(key, value, 0).unwrap();
+}
+
+/// Where the maps that objects share are pinned; removed when dropped.
+struct Pins(PathBuf);
+
+impl Pins {
+    fn new() -> Self {
+        // Tests that steer take turns, so one folder a process is enough.
+        let folder =
+            PathBuf::from(format!("/sys/fs/bpf/culvert-kernel-test-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn loader(&self, object: &str) -> EbpfLoader<'static> {
+        let mut loader = objects::loader(object);
+        for map in [maps::OWN, maps::OUTCOMES, maps::EXEMPT] {
+            loader.map_pin_path(map, self.0.join(map));
+        }
+        loader
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            println!("{} stays behind: {error}", self.0.display());
+        }
+    }
+}
+
+fn in_enrolled_pod(program: &str, work: impl FnOnce(&Steering) + Send) {
+    in_pod(program, |steering| {
+        steering.enroll();
+        work(steering);
+    });
+}
+
+fn in_pod(program: &str, work: impl FnOnce(&mut Steering) + Send) {
+    netns::in_new(|| work(&mut Steering::attach(program)));
+}
+
+/// Starts to connect; whether anybody answers is no matter.
+fn connect(dial: &Dial) -> Socket {
+    let to = addr(dial.to);
+    let socket = Socket::new(to.domain(), Type::STREAM.nonblocking(), Some(Protocol::TCP)).unwrap();
+    socket.set_mark(dial.mark).unwrap();
+    socket.bind_device(dial.device.map(str::as_bytes)).unwrap();
+    match socket.connect(&to) {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::ECONNREFUSED)) =>
+        {
+            socket
+        }
+        other => panic!("connect to {}: {other:?}", dial.to),
+    }
+}
+
+fn addr(text: &str) -> SockAddr {
+    text.parse::<SocketAddr>().unwrap().into()
+}
