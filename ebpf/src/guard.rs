@@ -6,7 +6,7 @@
 use culvert_abi::{MARK_CAPTURED, MARK_DELIVERY, Outcome};
 
 use crate::{
-    Owner, own_bits,
+    Family, Owner, Proxy, WhenDown, own_bits,
     packet::{Kind, Packet},
 };
 
@@ -23,9 +23,16 @@ pub enum Verdict {
 
 /// Decides by the packet, its mark, and whose socket sent it.
 ///
-/// `owner` costs a look-up, so it is asked only about what would be dropped: never for a packet of an established flow.
+/// `owner` and `proxy` cost look-ups, so they are asked only about what would be dropped: never for a packet of an
+/// established flow. While there is no proxy and [`WhenDown::Open`] says so, a SYN without our marks may go.
 #[inline(always)]
-pub fn verdict(packet: Packet, mark: u32, owner: impl FnOnce() -> Owner) -> Verdict {
+pub fn verdict(
+    packet: Packet,
+    mark: u32,
+    owner: impl FnOnce() -> Owner,
+    proxy: impl FnOnce(Family) -> Proxy,
+    when_down: WhenDown,
+) -> Verdict {
     let marked = matches!(own_bits(mark), MARK_CAPTURED | MARK_DELIVERY);
     let outcome = match packet.kind {
         Kind::Malformed => Outcome::GuardMalformed,
@@ -34,6 +41,13 @@ pub fn verdict(packet: Packet, mark: u32, owner: impl FnOnce() -> Owner) -> Verd
         Kind::Tcp | Kind::Other => return Verdict::Pass,
     };
     match owner() {
+        Owner::App
+            if outcome == Outcome::GuardUncaptured
+                && when_down == WhenDown::Open
+                && proxy(packet.family) == Proxy::Gone =>
+        {
+            Verdict::PassCounted(Outcome::GuardOpen)
+        }
         Owner::App => Verdict::Drop(outcome),
         Owner::Proxy if packet.opens() => Verdict::PassCounted(Outcome::GuardOwn),
         Owner::Proxy => Verdict::Pass,
@@ -43,16 +57,13 @@ pub fn verdict(packet: Packet, mark: u32, owner: impl FnOnce() -> Owner) -> Verd
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Family,
-        packet::{ACK, SYN},
-    };
+    use crate::packet::{ACK, NETWORK, Position, SYN};
 
     fn packet(kind: Kind, flags: u8) -> Packet {
         Packet {
             kind,
             family: Family::V4,
-            network: 14,
+            network: Position { origin: NETWORK, offset: 0 },
             source_port: 40000,
             destination_port: 80,
             flags,
@@ -65,7 +76,9 @@ mod tests {
 
     #[track_caller]
     fn check(packet: Packet, mark: u32, owner: Owner, want: Verdict) {
-        assert_eq!(verdict(packet, mark, || owner), want);
+        let up = |_| Proxy::Here;
+        assert_eq!(verdict(packet, mark, || owner, up, WhenDown::Open), want);
+        assert_eq!(verdict(packet, mark, || owner, |_| Proxy::Gone, WhenDown::Closed), want);
     }
 
     #[test]
@@ -76,7 +89,14 @@ mod tests {
             (packet(Kind::Other, 0), 0),
             (packet(Kind::Other, 0), 0x111),
         ] {
-            assert_eq!(verdict(packet, mark, || unreachable!("no look-up")), Verdict::Pass);
+            let verdict = verdict(
+                packet,
+                mark,
+                || unreachable!("no look-up"),
+                |_| unreachable!("no look-up"),
+                WhenDown::Open,
+            );
+            assert_eq!(verdict, Verdict::Pass);
         }
     }
 
@@ -84,6 +104,21 @@ mod tests {
     fn a_syn_that_escaped_capture_is_dropped() {
         check(tcp(SYN), 0, Owner::App, Verdict::Drop(Outcome::GuardUncaptured));
         check(tcp(SYN), 0x539, Owner::App, Verdict::Drop(Outcome::GuardUncaptured));
+    }
+
+    #[test]
+    fn a_syn_may_go_while_the_proxy_is_gone_and_the_node_is_open_then() {
+        let open =
+            |packet, mark, owner| verdict(packet, mark, || owner, |_| Proxy::Gone, WhenDown::Open);
+        let want = Verdict::PassCounted(Outcome::GuardOpen);
+        assert_eq!(open(tcp(SYN), 0, Owner::App), want);
+        assert_eq!(open(tcp(SYN), 0x539, Owner::App), want);
+        let lost = Verdict::Drop(Outcome::GuardRouteLost);
+        assert_eq!(open(tcp(SYN), 0x111, Owner::App), lost);
+        let malformed = Verdict::Drop(Outcome::GuardMalformed);
+        assert_eq!(open(packet(Kind::Malformed, 0), 0, Owner::App), malformed);
+        let own = Verdict::PassCounted(Outcome::GuardOwn);
+        assert_eq!(open(tcp(SYN), 0, Owner::Proxy), own);
     }
 
     #[test]

@@ -19,27 +19,29 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{
         __sk_buff, BPF_SK_STORAGE_GET_F_CREATE, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
-        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, SO_BINDTODEVICE, SO_MARK, bpf_sk_lookup,
-        bpf_sock, bpf_sock_ops,
+        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, SO_BINDTODEVICE, SO_MARK, SO_REUSEADDR,
+        bpf_sk_lookup, bpf_sock, bpf_sock_addr, bpf_sock_ops,
     },
     btf_maps::SkStorage,
     helpers::{
         bpf_get_netns_cookie, bpf_map_lookup_elem, bpf_setsockopt, bpf_sk_assign, bpf_sk_release,
-        bpf_skb_cgroup_id, bpf_skb_load_bytes, generated::bpf_sk_storage_get,
+        bpf_skb_cgroup_id, bpf_skb_load_bytes_relative, generated::bpf_sk_storage_get,
     },
     maps::{HashMap, LruHashMap, PerCpuArray, SockMap},
-    programs::{SkLookupContext, SockOpsContext, TcContext},
+    programs::{SkLookupContext, SockAddrContext, SockOpsContext, TcContext},
 };
 use culvert_abi::{Outcome, Slot};
 
 use crate::{
     Family, Owner,
     endpoint::{Connection, Endpoint, v4_mapped, v6},
-    packet::Frame,
+    packet::{Frame, Position},
 };
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
+const SOCK_STREAM: u32 = 1;
+const IPPROTO_TCP: u32 = 6;
 const SOL_SOCKET: c_int = 1;
 const IFNAMSIZ: usize = 16;
 
@@ -90,6 +92,30 @@ fn load_u32<const OFFSET: usize>(base: *const c_void) -> u32 {
     let word = unsafe { base.byte_add(OFFSET) }.cast::<u32>();
     // SAFETY: as above.
     unsafe { word.read() }
+}
+
+/// Gives `value` back, mixed with `unknown` and unmixed again, which the verifier does not see through.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+fn obscure(value: u32, unknown: u32) -> u32 {
+    let mut value = u64::from(value);
+    // SAFETY: changes nothing but this register.
+    unsafe {
+        core::arch::asm!(
+            "{value} ^= {unknown}",
+            "{value} ^= {unknown}",
+            value = inout(reg) value,
+            unknown = in(reg) u64::from(unknown),
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    value as u32
+}
+
+/// The same for the host.
+#[cfg(not(target_arch = "bpf"))]
+const fn obscure(value: u32, _unknown: u32) -> u32 {
+    value
 }
 
 /// What a sockops program is called for.
@@ -152,13 +178,13 @@ pub fn netns_cookie(ctx: &SockOpsContext) -> u64 {
 /// Sets the socket's whole mark, and with it forgets the route it had.
 #[inline(always)]
 pub fn set_mark(ctx: &SockOpsContext, mut mark: u32) -> Result<(), c_long> {
-    set_option(ctx, SO_MARK, &mut mark)
+    set_option(ctx.as_ptr(), SO_MARK, &mut mark)
 }
 
 /// Clears `SO_BINDTODEVICE`: an outgoing interface would take precedence over the route that captures.
 #[inline(always)]
 pub fn unbind_device(ctx: &SockOpsContext) -> Result<(), c_long> {
-    set_option(ctx, SO_BINDTODEVICE, &mut [0_u8; IFNAMSIZ])
+    set_option(ctx.as_ptr(), SO_BINDTODEVICE, &mut [0_u8; IFNAMSIZ])
 }
 
 /// Asks for [`Event::Close`] of this socket; flags that other programs set stay.
@@ -170,12 +196,35 @@ pub fn report_close(ctx: &SockOpsContext) -> Result<(), i32> {
     )
 }
 
+/// Whether `bind()` names a port, and for a TCP socket. One that the kernel is to choose is free anyway.
 #[inline(always)]
-fn set_option<T>(ctx: &SockOpsContext, option: u32, value: &mut T) -> Result<(), c_long> {
+pub fn binds_tcp_port(ctx: &SockAddrContext) -> bool {
+    load!(ctx.sock_addr, bpf_sock_addr, user_port) != 0
+        && load!(ctx.sock_addr, bpf_sock_addr, type_) == SOCK_STREAM
+        && load!(ctx.sock_addr, bpf_sock_addr, protocol) == IPPROTO_TCP
+}
+
+/// The cookie of the socket's network namespace.
+#[inline(always)]
+pub fn netns_cookie_of_bind(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the helper takes the context of any bind program.
+    unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
+}
+
+/// Sets `SO_REUSEADDR`. Linux 6.1 or newer: before, a bind program that does is refused, or told that there is no such
+/// option.
+#[inline(always)]
+pub fn reuse_address(ctx: &SockAddrContext) -> Result<(), c_long> {
+    set_option(ctx.as_ptr(), SO_REUSEADDR, &mut 1_u32)
+}
+
+#[inline(always)]
+fn set_option<T>(ctx: *mut c_void, option: u32, value: &mut T) -> Result<(), c_long> {
     let value = ptr::from_mut(value).cast();
     let length = (size_of::<T>() as u32).cast_signed();
-    // SAFETY: `value` points to `size_of::<T>()` initialised bytes on the stack, which the helper copies.
-    match unsafe { bpf_setsockopt(ctx.as_ptr(), SOL_SOCKET, option.cast_signed(), value, length) } {
+    // SAFETY: `ctx` is the kernel's, and `value` points to `size_of::<T>()` initialised bytes on the stack, which the
+    // helper copies.
+    match unsafe { bpf_setsockopt(ctx, SOL_SOCKET, option.cast_signed(), value, length) } {
         0 => Ok(()),
         errno => Err(errno),
     }
@@ -329,13 +378,26 @@ impl Skb<'_> {
 
 impl Frame for Skb<'_> {
     #[inline(always)]
-    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+    fn protocol(&self) -> u16 {
+        u16::from_be(load!(self.0.skb.skb, __sk_buff, protocol) as u16)
+    }
+
+    /// Of the first, linear part of the packet alone, in which the kernel keeps headers.
+    #[inline(always)]
+    fn bytes<const N: usize>(&self, position: Position) -> Option<[u8; N]> {
+        let Position { origin, offset } = position;
         let mut bytes = MaybeUninit::<[u8; N]>::uninit();
         let to = bytes.as_mut_ptr().cast();
+        let skb = self.0.skb.skb.cast();
         // SAFETY: `to` points to `N` bytes on the stack; the helper checks `offset` against the frame.
-        let result = unsafe { bpf_skb_load_bytes(self.0.skb.skb.cast(), offset, to, N as u32) };
+        let result = unsafe { bpf_skb_load_bytes_relative(skb, offset, to, N as u32, origin) };
         // SAFETY: the helper returned 0, so it wrote all `N` bytes.
         (result == 0).then(|| unsafe { bytes.assume_init() })
+    }
+
+    #[inline(always)]
+    fn any(&self, value: u32) -> u32 {
+        obscure(value, load!(self.0.skb.skb, __sk_buff, len))
     }
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Which listener takes this connection, or does the application?
 //!
-//! Whether the listener is there is the caller's question: an empty slot drops, it never passes.
+//! Whether the listener is there is the caller's question; [`without_listener`] answers for an empty slot.
 
 use culvert_abi::{HBONE_PORT, Outcome, Slot};
 
-use crate::{Family, endpoint::Place};
+use crate::{Family, WhenDown, endpoint::Place};
 
 /// Protocol number of TCP (IANA).
 pub const TCP: u32 = 6;
@@ -91,10 +91,30 @@ pub fn verdict(
         Place::Loopback => Verdict::Pass,
         Place::Elsewhere => Verdict::Assign(Role::Outbound),
         Place::Own => match Role::at_port(port) {
-            Role::Inbound if remote() == Place::Own => Verdict::Itself,
+            // From loopback, too: the kernel lets nobody else send from there.
+            Role::Inbound if matches!(remote(), Place::Own | Place::Loopback) => Verdict::Itself,
             Role::Inbound if exemption() == Exemption::Granted => Verdict::Exempt,
             role => Verdict::Assign(role),
         },
+    }
+}
+
+/// What becomes of a connection whose listener is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// It is dropped.
+    Drop,
+    /// The kernel's own look-up goes on.
+    Pass,
+}
+
+/// Decides about an empty slot. What was captured cannot be let go any more, and HBONE is nothing for an application;
+/// plaintext to the pod may reach it where the node is open while the proxy is gone.
+#[inline(always)]
+pub fn without_listener(role: Role, when_down: WhenDown) -> Absence {
+    match (role, when_down) {
+        (Role::Inbound, WhenDown::Open) => Absence::Pass,
+        (Role::Outbound | Role::Hbone, _) | (Role::Inbound, WhenDown::Closed) => Absence::Drop,
     }
 }
 
@@ -135,14 +155,28 @@ mod tests {
 
     #[test]
     fn hbone_is_the_proxys_even_from_the_pod_itself_or_exempted() {
-        for remote in [Place::Own, Place::Elsewhere] {
+        for remote in [Place::Own, Place::Loopback, Place::Elsewhere] {
             check(Place::Own, 15008, remote, Exemption::Granted, Verdict::Assign(Role::Hbone));
         }
     }
 
     #[test]
     fn a_pod_reaches_itself() {
-        check(Place::Own, 80, Place::Own, Exemption::Absent, Verdict::Itself);
+        for remote in [Place::Own, Place::Loopback] {
+            check(Place::Own, 80, remote, Exemption::Absent, Verdict::Itself);
+        }
+    }
+
+    #[test]
+    fn only_plaintext_to_the_pod_gets_past_an_empty_slot_and_only_if_open() {
+        for (role, open) in [
+            (Role::Outbound, Absence::Drop),
+            (Role::Hbone, Absence::Drop),
+            (Role::Inbound, Absence::Pass),
+        ] {
+            assert_eq!(without_listener(role, WhenDown::Open), open, "{role:?}");
+            assert_eq!(without_listener(role, WhenDown::Closed), Absence::Drop, "{role:?}");
+        }
     }
 
     #[test]

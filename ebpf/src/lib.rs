@@ -34,6 +34,32 @@ pub enum Owner {
     App,
 }
 
+/// Whether the proxy is there, as a pod's listeners tell: the kernel takes them away with the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proxy {
+    /// A listener is in its slot.
+    Here,
+    /// The slot is empty.
+    Gone,
+}
+
+/// What happens to new connections while the proxy is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenDown {
+    /// None gets through; user space decides whether they are held.
+    Closed,
+    /// They go where they would go without us.
+    Open,
+}
+
+impl WhenDown {
+    /// From the global that user space sets: only 1 is open.
+    #[inline(always)]
+    pub const fn of(global: u32) -> Self {
+        if global == 1 { Self::Open } else { Self::Closed }
+    }
+}
+
 /// Address family of a packet (not of the socket: IPv4 also arrives at dual-stack `AF_INET6` sockets).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -56,6 +82,14 @@ pub const fn with_bits(mark: u32, bits: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_closed_unless_told_otherwise() {
+        assert_eq!([0, 1, 2, u32::MAX].map(WhenDown::of), {
+            use WhenDown::{Closed, Open};
+            [Closed, Open, Closed, Closed]
+        });
+    }
 
     #[test]
     fn marks_keep_the_bits_of_others() {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Finds the TCP header of an Ethernet frame, within bounds that the verifier can follow.
+//! Finds the TCP header of a frame, within bounds that the verifier can follow.
 //!
-//! Understands one VLAN tag, IPv4 with options, and IPv6 with up to [`MAX_EXTENSIONS`] extension headers. What a
-//! packet means is for `guard` and `inbound`.
+//! Where the kernel says IPv4 or IPv6, the IP header is where the kernel says it is: a tunnel's frames have no Ethernet
+//! header. Whatever else it says (a VLAN tag in the frame, or a protocol that a packet socket made up) is looked up in
+//! the Ethernet header. Understands one VLAN tag, IPv4 with options, and IPv6 with up to [`MAX_EXTENSIONS`] extension
+//! headers. What a packet means is for `guard` and `inbound`.
 
 use culvert_abi::Addr;
 
@@ -19,8 +21,10 @@ pub const ACK: u8 = 0x10;
 /// Real chains of extension headers are one or two long, and each step costs the verifier; longer ones are malformed.
 pub const MAX_EXTENSIONS: u32 = 4;
 
-const MAX_VLAN_TAGS: u32 = 1;
-const ETHERTYPE_AT: u32 = 12;
+/// Where an Ethernet header has the type of what follows; a tag comes before it.
+const TYPE: Position = Position { origin: LINK, offset: 12 };
+/// Length of a VLAN tag.
+const TAG: u32 = 4;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -34,10 +38,37 @@ const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION: u8 = 60;
 
-/// A frame that can be read at any offset.
+/// Offsets count from the link-layer header, where there is one (`enum bpf_hdr_start_off`).
+pub const LINK: u32 = 0;
+/// Offsets count from the network header.
+pub const NETWORK: u32 = 1;
+
+/// Where a header starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// What `offset` counts from: [`LINK`] or [`NETWORK`].
+    pub origin: u32,
+    /// In bytes.
+    pub offset: u32,
+}
+
+impl Position {
+    #[inline(always)]
+    const fn plus(self, bytes: u32) -> Self {
+        Self { origin: self.origin, offset: self.offset + bytes }
+    }
+}
+
+/// A frame that can be read at any position.
 pub trait Frame {
-    /// `N` bytes at `offset`; `None` if the frame ends before.
-    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
+    /// The protocol of the network header as the kernel has noted it: an Ethernet type, also where there is no Ethernet.
+    fn protocol(&self) -> u16;
+
+    /// `N` bytes at `position`; `None` if the frame ends before, or has no such header.
+    fn bytes<const N: usize>(&self, position: Position) -> Option<[u8; N]>;
+
+    /// `value`, without the verifier knowing which it is: it walks once through what follows, not once for each.
+    fn any(&self, value: u32) -> u32;
 }
 
 /// What a frame holds, as far as culvert cares.
@@ -61,8 +92,8 @@ pub struct Packet {
     pub kind: Kind,
     /// Family of the IP header.
     pub family: Family,
-    /// Offset of the IP header in the frame.
-    pub network: u32,
+    /// Where the IP header is.
+    pub network: Position,
     /// Source port, host order.
     pub source_port: u16,
     /// Destination port, host order.
@@ -76,7 +107,8 @@ impl Packet {
     const MALFORMED: Self = Self::without_header(Kind::Malformed);
 
     const fn without_header(kind: Kind) -> Self {
-        Self { kind, family: Family::V4, network: 0, source_port: 0, destination_port: 0, flags: 0 }
+        let network = Position { origin: LINK, offset: 0 };
+        Self { kind, family: Family::V4, network, source_port: 0, destination_port: 0, flags: 0 }
     }
 
     /// Whether it is the first packet of a TCP connection: SYN without ACK.
@@ -88,9 +120,10 @@ impl Packet {
     /// Both ends as its receiver names them; `None` if the frame ends before, which [`parse`] has ruled out for TCP.
     #[inline(always)]
     pub fn connection(&self, frame: &impl Frame) -> Option<Connection> {
+        let ip = self.network;
         let (source, destination) = match self.family {
-            Family::V4 => (v4_at(frame, self.network + 12)?, v4_at(frame, self.network + 16)?),
-            Family::V6 => (v6_at(frame, self.network + 8)?, v6_at(frame, self.network + 24)?),
+            Family::V4 => (v4_at(frame, ip.plus(12))?, v4_at(frame, ip.plus(16))?),
+            Family::V6 => (v6_at(frame, ip.plus(8))?, v6_at(frame, ip.plus(24))?),
         };
         Some(Connection {
             local: Endpoint { addr: destination, port: self.destination_port },
@@ -102,26 +135,33 @@ impl Packet {
 /// Reads the headers of `frame` up to that of TCP.
 #[inline(always)]
 pub fn parse(frame: &impl Frame) -> Packet {
-    let mut at = ETHERTYPE_AT;
-    let mut ethertype = ETHERTYPE_VLAN;
-    for _ in 0..=MAX_VLAN_TAGS {
-        let Some(field) = frame.bytes(at) else { return Packet::OTHER };
-        ethertype = u16::from_be_bytes(field);
-        if !matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
-            break;
+    let mut protocol = frame.protocol();
+    let mut network = Position { origin: NETWORK, offset: 0 };
+    if !matches!(protocol, ETHERTYPE_IPV4 | ETHERTYPE_IPV6) {
+        let Some(field) = frame.bytes(TYPE) else { return Packet::OTHER };
+        protocol = u16::from_be_bytes(field);
+        // Without a tag the kernel knows where the header is, whatever it was told that it is.
+        if is_vlan(protocol) {
+            let Some(field) = frame.bytes(TYPE.plus(TAG)) else { return Packet::OTHER };
+            protocol = u16::from_be_bytes(field);
+            network = TYPE.plus(TAG + 2);
         }
-        at += 4;
     }
-    match ethertype {
-        ETHERTYPE_IPV4 => parse_v4(frame, at + 2),
-        ETHERTYPE_IPV6 => parse_v6(frame, at + 2),
-        ETHERTYPE_VLAN | ETHERTYPE_QINQ => Packet::MALFORMED,
+    let network = Position { origin: frame.any(network.origin), offset: frame.any(network.offset) };
+    match protocol {
+        ETHERTYPE_IPV4 => parse_v4(frame, network),
+        ETHERTYPE_IPV6 => parse_v6(frame, network),
+        tag if is_vlan(tag) => Packet::MALFORMED,
         _ => Packet::OTHER,
     }
 }
 
+const fn is_vlan(protocol: u16) -> bool {
+    matches!(protocol, ETHERTYPE_VLAN | ETHERTYPE_QINQ)
+}
+
 #[inline(always)]
-fn parse_v4(frame: &impl Frame, network: u32) -> Packet {
+fn parse_v4(frame: &impl Frame, network: Position) -> Packet {
     let Some(header) = frame.bytes::<20>(network) else { return Packet::OTHER };
     if header[9] != TCP {
         return Packet::OTHER;
@@ -133,15 +173,15 @@ fn parse_v4(frame: &impl Frame, network: u32) -> Packet {
         _ => return Packet::OTHER,
     }
     match u32::from(header[0] & 0x0f) * 4 {
-        length @ 20.. => parse_tcp(frame, Family::V4, network, network + length),
+        length @ 20.. => parse_tcp(frame, Family::V4, network, network.plus(length)),
         _ => Packet::MALFORMED,
     }
 }
 
 #[inline(always)]
-fn parse_v6(frame: &impl Frame, network: u32) -> Packet {
+fn parse_v6(frame: &impl Frame, network: Position) -> Packet {
     let Some(header) = frame.bytes::<40>(network) else { return Packet::OTHER };
-    let (mut next, mut at) = (header[6], network + 40);
+    let (mut next, mut at) = (header[6], network.plus(40));
     for _ in 0..=MAX_EXTENSIONS {
         if next == TCP {
             return parse_tcp(frame, Family::V6, network, at);
@@ -152,7 +192,7 @@ fn parse_v6(frame: &impl Frame, network: u32) -> Packet {
         let Some([following, length, high, low]) = frame.bytes(at) else {
             return Packet::MALFORMED;
         };
-        at += match next {
+        at = at.plus(match next {
             FRAGMENT => match (u16::from_be_bytes([high, low]) >> 3, following) {
                 (0, _) => 8,
                 (1, TCP) => return Packet::MALFORMED,
@@ -160,14 +200,14 @@ fn parse_v6(frame: &impl Frame, network: u32) -> Packet {
             },
             AUTHENTICATION => (u32::from(length) + 2) * 4,
             _ => (u32::from(length) + 1) * 8,
-        };
+        });
         next = following;
     }
     Packet::MALFORMED
 }
 
 #[inline(always)]
-fn parse_tcp(frame: &impl Frame, family: Family, network: u32, at: u32) -> Packet {
+fn parse_tcp(frame: &impl Frame, family: Family, network: Position, at: Position) -> Packet {
     let Some(header) = frame.bytes::<20>(at) else { return Packet::MALFORMED };
     if header[12] >> 4 < 5 {
         return Packet::MALFORMED;
@@ -183,12 +223,12 @@ fn parse_tcp(frame: &impl Frame, family: Family, network: u32, at: u32) -> Packe
 }
 
 #[inline(always)]
-fn v4_at(frame: &impl Frame, at: u32) -> Option<Addr> {
+fn v4_at(frame: &impl Frame, at: Position) -> Option<Addr> {
     frame.bytes(at).map(u32::from_ne_bytes).map(v4_mapped)
 }
 
 #[inline(always)]
-fn v6_at(frame: &impl Frame, at: u32) -> Option<Addr> {
+fn v6_at(frame: &impl Frame, at: Position) -> Option<Addr> {
     frame.bytes(at).map(Addr)
 }
 

@@ -10,8 +10,9 @@ use std::{
 };
 
 use ::http::{Method, StatusCode};
-use culvert_observe::Observe;
+use culvert_observe::{Connection, Connections, Observe};
 use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,9 @@ use http::{Reply, Route};
 
 /// The content type that Prometheus negotiates for OpenMetrics text.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const INDEX: &str = "GET  /connections    open connections, as JSON\n\
+                     POST /quitquitquit   drain and stop\n";
 
 /// A port that could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +52,8 @@ pub struct View {
     pub observe: Observe,
     /// Every metric family.
     pub registry: Arc<Registry>,
+    /// Answers `/connections`.
+    pub connections: Connections,
     /// Cancelled by `POST /quitquitquit`.
     pub quit: CancellationToken,
 }
@@ -64,25 +70,38 @@ impl Endpoints {
 
     /// Serves: readiness on the data path's tasks, so that a data path that is stuck fails its probe.
     pub fn serve(self, view: View, control: &Tasks, data: &Tasks) {
-        let View { readiness, observe, registry, quit } = view;
-        http::serve(self.admin, control, move |request| admin(request, &quit));
+        let View { readiness, observe, registry, connections, quit } = view;
+        http::serve(self.admin, control, move |request| admin(request, &connections, &quit));
         http::serve(self.stats, control, move |request| stats(request, &observe, &registry));
         http::serve(self.readiness, data, move |request| ready(request, &readiness));
     }
 }
 
-fn admin(route: &Route<'_>, quit: &CancellationToken) -> Reply {
+fn admin(route: &Route<'_>, connections: &Connections, quit: &CancellationToken) -> Reply {
     match (route.method, route.path) {
-        (&Method::GET, "/") => {
-            Reply::text(StatusCode::OK, "POST /quitquitquit   drain and stop\n".to_owned())
+        (&Method::GET, "/") => Reply::text(StatusCode::OK, INDEX.to_owned()),
+        (&Method::GET, "/connections") => {
+            let list: Value = connections.dump().iter().map(connection).collect();
+            Reply::new(StatusCode::OK, "application/json", format!("{list:#}\n"))
         }
         (&Method::POST, "/quitquitquit") => {
             quit.cancel();
             Reply::text(StatusCode::OK, "shutdown now\n".to_owned())
         }
-        (_, "/" | "/quitquitquit") => Reply::method_not_allowed(),
+        (_, "/" | "/connections" | "/quitquitquit") => Reply::method_not_allowed(),
         _ => Reply::not_found(),
     }
+}
+
+/// As `istioctl ztunnel-config connections` reads them, with the direction beside.
+fn connection(connection: &Connection) -> Value {
+    json!({
+        "direction": connection.direction.as_str(),
+        "src": connection.src.to_string(),
+        "originalDst": connection.original_dst,
+        "actualDst": connection.actual_dst.to_string(),
+        "protocol": connection.protocol.as_str(),
+    })
 }
 
 fn stats(route: &Route<'_>, observe: &Observe, registry: &Registry) -> Reply {
@@ -129,6 +148,8 @@ async fn bind(
 
 #[cfg(test)]
 mod tests {
+    use culvert_observe::{Direction, Protocol};
+
     use super::*;
 
     #[track_caller]
@@ -152,13 +173,42 @@ mod tests {
 
     #[test]
     fn only_a_post_quits() {
-        let quit = CancellationToken::new();
+        let (connections, quit) = (Connections::new(1), CancellationToken::new());
         let get = Route { method: &Method::GET, path: "/quitquitquit" };
-        assert_eq!(admin(&get, &quit).status, StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(admin(&get, &connections, &quit).status, StatusCode::METHOD_NOT_ALLOWED);
         assert!(!quit.is_cancelled());
         let post = Route { method: &Method::POST, path: "/quitquitquit" };
-        check(&admin(&post, &quit), StatusCode::OK, "shutdown now\n");
+        check(&admin(&post, &connections, &quit), StatusCode::OK, "shutdown now\n");
         assert!(quit.is_cancelled());
+    }
+
+    #[test]
+    fn open_connections_are_listed_until_they_end() {
+        let (connections, quit) = (Connections::new(1), CancellationToken::new());
+        let tracked = connections.track(Connection {
+            direction: Direction::Outbound,
+            src: ([10, 0, 0, 1], 40000).into(),
+            original_dst: Some("10.96.0.1:80".into()),
+            actual_dst: ([10, 0, 0, 2], 15008).into(),
+            protocol: Protocol::Hbone,
+        });
+        let route = Route { method: &Method::GET, path: "/connections" };
+        let list = || {
+            let reply = admin(&route, &connections, &quit);
+            serde_json::from_str::<Value>(&reply.body).unwrap()
+        };
+        assert_eq!(
+            list(),
+            json!([{
+                "direction": "outbound",
+                "src": "10.0.0.1:40000",
+                "originalDst": "10.96.0.1:80",
+                "actualDst": "10.0.0.2:15008",
+                "protocol": "HBONE",
+            }])
+        );
+        drop(tracked);
+        assert_eq!(list(), json!([]));
     }
 
     #[tokio::test]

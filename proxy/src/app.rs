@@ -4,9 +4,11 @@ mod failure;
 
 use std::{io::Write as _, path::Path, sync::Arc, time::Duration};
 
-use culvert_capture::{BpfLog, CaptureError, HostError, Node, NodeOptions, Pod, Steering};
+use culvert_capture::{
+    BpfLog, CaptureError, HostError, Node, NodeOptions, Pod, ProbeCgroup, Steering, WhenDown,
+};
 use culvert_carry::Timeouts;
-use culvert_observe::{BpfOutcomes, Connections, Observe};
+use culvert_observe::{BpfOutcomes, Connections, Kinds, Observe};
 use culvert_sys::{
     cgroup::{self, Hierarchy},
     netns::Netns,
@@ -117,6 +119,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     }
     let node = Arc::new(node);
     register_outcomes(&mut registry, &node);
+    register_upkeep(&mut registry, &node);
     let mut enrolment = Enrolment::new(
         Arc::clone(&node),
         Arc::clone(&context),
@@ -144,21 +147,21 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     let view = View {
         readiness: readiness.clone(),
         observe: context.observe.clone(),
+        connections: context.connections.clone(),
         registry: Arc::new(registry),
         quit: quit.clone(),
     };
     endpoints.serve(view, &control_tasks, &data_tasks);
     control_tasks.spawn(mesh_file.run(state));
     control_tasks.spawn(certificates.run());
-    drop(starting);
-    tracing::info!("ready");
 
     let latch = || readiness.latch("workload proxy manager");
     tokio::select! {
-        () = enrolment.follow(&mut pods, latch) => {}
+        () = enrolment.follow(&mut pods, starting, latch) => {}
         () = stop.told() => {}
     }
     tracing::info!(deadline = ?config.drain, "draining");
+    node.open_up();
     let mut again = Stop { quit: CancellationToken::new(), ..stop };
     tokio::select! {
         () = enrolment.drain(config.drain) => {}
@@ -230,6 +233,16 @@ fn node_options(config: &Config, hierarchy: &Hierarchy, cgroup: &cgroup::Own) ->
         cgroup_root: hierarchy.root().to_owned(),
         own_cgroup: cgroup.path().to_owned(),
         steering,
+        when_down: match config.when_down {
+            config::WhenDown::Hold => WhenDown::Hold,
+            config::WhenDown::Refuse => WhenDown::Refuse,
+            config::WhenDown::Open => WhenDown::Open,
+        },
+        probes: match &config.probe_cgroup {
+            config::ProbeCgroup::Off => ProbeCgroup::Off,
+            config::ProbeCgroup::Auto => ProbeCgroup::Auto,
+            config::ProbeCgroup::At(path) => ProbeCgroup::At(path.clone()),
+        },
         log: if config.bpf_log { BpfLog::On } else { BpfLog::Off },
     }
 }
@@ -261,6 +274,23 @@ fn register_outcomes(registry: &mut Registry, node: &Arc<Node>) {
         })
     };
     registry.register_collector(Box::new(BpfOutcomes::new(read)));
+}
+
+fn register_upkeep(registry: &mut Registry, node: &Arc<Node>) {
+    let read = |kinds: fn(&Node) -> Vec<(&'static str, u64)>| {
+        let node = Arc::downgrade(node);
+        move || node.upgrade().map(|node| kinds(&node)).unwrap_or_default()
+    };
+    registry.register_collector(Box::new(Kinds::new(
+        "culvert_steering_repairs",
+        "What was put back that somebody had removed or changed in a pod.",
+        read(Node::repairs),
+    )));
+    registry.register_collector(Box::new(Kinds::new(
+        "culvert_steering_failures",
+        "What could not be kept up in a pod.",
+        read(Node::failures),
+    )));
 }
 
 /// What tells the node to stop. Once it is made, a signal no more ends the process, and none is missed.

@@ -7,7 +7,7 @@ pub mod args;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use crate::config::args::RunArgs;
-pub use args::{LogFormat, Steering};
+pub use args::{LogFormat, ProbeCgroup, Steering, WhenDown};
 
 /// The configuration of a node, checked.
 #[derive(Clone, Debug)]
@@ -28,6 +28,10 @@ pub struct Config {
     pub bpffs: PathBuf,
     /// How connections reach the proxy.
     pub steering: Steering,
+    /// What happens to connections while no culvert runs.
+    pub when_down: WhenDown,
+    /// Whose connections are probes.
+    pub probe_cgroup: ProbeCgroup,
     /// Undo everything at exit.
     pub ephemeral: bool,
     /// Admin endpoints, loopback only.
@@ -98,6 +102,8 @@ impl Config {
             cluster_id: args.cluster_id,
             bpffs: args.bpffs,
             steering: args.steering,
+            when_down: args.when_down,
+            probe_cgroup: args.probe_cgroup,
             ephemeral: args.ephemeral,
             admin: SocketAddr::from(([127, 0, 0, 1], args.admin_port)),
             stats: SocketAddr::from(([0_u16; 8], args.stats_port)),

@@ -19,7 +19,7 @@ use culvert_mesh::{
 use culvert_observe::{Connections, Observe};
 use culvert_sys::netns::Netns;
 use culvert_tls::Certificates;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::state::State;
 
@@ -45,6 +45,8 @@ pub(crate) struct PodContext {
     pub(crate) addresses: Addresses,
     pub(crate) dialer: Dialer,
     pub(crate) pool: Pool<PeerKey>,
+    /// One for each peer that has not proved who it is: they can use up descriptors, and cost a handshake each.
+    pub(crate) handshakes: Arc<Semaphore>,
     /// How far the pod's HBONE servers are on their way to the end.
     pub(crate) phase: watch::Sender<Phase>,
 }

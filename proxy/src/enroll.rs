@@ -1,6 +1,14 @@
-//! Pods arrive and leave: each is captured, gets its proxy, and loses both in the reverse order.
+//! Pods arrive and leave: each is captured and gets its proxy. How it loses both is [`departure`]'s.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
+mod batch;
+mod departure;
+mod failure;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use culvert_capture::{CaptureError, Listener, Node, Pod, Role};
 use culvert_carry::{
@@ -8,14 +16,19 @@ use culvert_carry::{
     hbone::{Pool, PoolOptions, server::Phase},
 };
 use culvert_sys::netns::{Netns, NetnsError};
-use futures::{FutureExt as _, future::join_all};
-use tokio::{sync::watch, task::JoinError};
+use futures::future::join_all;
+use tokio::sync::{Semaphore, watch};
 
+pub use self::failure::EnrollError;
+use self::{
+    batch::Batch,
+    departure::{Departures, Fate, Left, Proxy},
+};
 use crate::{
     context::{NodeContext, PodContext},
     error::chain,
     inbound, outbound,
-    pods::{PodEvent, PodSource, PodSpec},
+    pods::{PodSource, PodSpec},
     readiness::Latch,
     tasks::Tasks,
 };
@@ -23,52 +36,11 @@ use crate::{
 /// How long until a pod that could not be enrolled is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Why a pod is not enrolled.
-#[derive(Debug, thiserror::Error)]
-pub enum EnrollError {
-    /// Its network namespace could not be opened.
-    #[error("enrol pod {uid}")]
-    Netns {
-        /// The pod.
-        uid: Arc<str>,
-        /// What is wrong with the path.
-        source: NetnsError,
-    },
-    /// It could not be captured.
-    #[error("enrol pod {uid}")]
-    Capture {
-        /// The pod.
-        uid: Arc<str>,
-        /// Where capture failed.
-        source: CaptureError,
-    },
-    /// Another enrolled pod has one of its addresses.
-    #[error("enrol pod {uid}: pod {holder} has the same address {address}; remove one of the two")]
-    AddressTaken {
-        /// The pod.
-        uid: Arc<str>,
-        /// The other pod.
-        holder: Arc<str>,
-        /// The address.
-        address: IpAddr,
-    },
-    /// Another pod has its network namespace.
-    #[error("enrol pod {uid}: pod {holder} has the same network namespace; remove one of the two")]
-    NetnsTaken {
-        /// The pod.
-        uid: Arc<str>,
-        /// The other pod.
-        holder: Arc<str>,
-    },
-    /// The thread that did it panicked, or the process is stopping.
-    #[error("enrol pod {uid}")]
-    Task {
-        /// The pod.
-        uid: Arc<str>,
-        /// How it ended.
-        source: JoinError,
-    },
-}
+/// How long a listener goes on once its tasks drain: until the runtime has been told of what is in its queue.
+const LAST_CALL: Duration = Duration::from_millis(50);
+
+/// Peers of a pod that may be in their handshake at a time: a burst of clients fits, a flood does not.
+const HANDSHAKES: usize = 1024;
 
 /// The marks of the proxy's sockets, which depend on who steers.
 #[derive(Clone, Copy, Debug)]
@@ -82,38 +54,23 @@ pub(crate) struct Enrolment {
     node: Arc<Node>,
     context: Arc<NodeContext>,
     marks: Marks,
-    /// How long a pod that leaves may keep its connections.
-    drain: Duration,
     tasks: Tasks,
-    enrolled: HashMap<Arc<str>, Enrolled>,
+    /// By inode number of the pod's network namespace, of which each is one pod's.
+    enrolled: HashMap<u32, Enrolled>,
+    departures: Departures,
     failed: HashMap<Arc<str>, PodSpec>,
     left: Left,
 }
 
-/// What un-enrolment has left behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    Nothing,
-    /// A pod that is no more carried, and cut off for as long as it is held: it must be tried again.
-    Something,
-}
-
 struct Enrolled {
+    /// `None` once another is to take its place.
+    holder: Option<Arc<str>>,
     pod: Pod,
-    context: Arc<PodContext>,
-    tasks: Tasks,
-}
-
-impl Enrolled {
-    /// Ends the pod's connections: its HBONE servers say GOAWAY, and what has not ended by the deadline is cut. Gives
-    /// how many were.
-    async fn drain(&self, deadline: Duration) -> usize {
-        self.context.phase.send_replace(Phase::Draining);
-        self.tasks.drain(deadline).await
-    }
+    proxy: Proxy,
 }
 
 impl Enrolment {
+    /// No pods yet. One that leaves may keep its connections for `drain`.
     pub(crate) fn new(
         node: Arc<Node>,
         context: Arc<NodeContext>,
@@ -121,55 +78,80 @@ impl Enrolment {
         drain: Duration,
         tasks: Tasks,
     ) -> Self {
-        let (enrolled, failed) = (HashMap::new(), HashMap::new());
-        Self { node, context, marks, drain, tasks, enrolled, failed, left: Left::Nothing }
+        Self {
+            departures: Departures::new(Arc::clone(&node), drain, tasks.child()),
+            node,
+            context,
+            marks,
+            tasks,
+            enrolled: HashMap::new(),
+            failed: HashMap::new(),
+            left: Left::Nothing,
+        }
     }
 
-    /// Enrols what the source tells until it has told everything that there is; the first failure ends it.
+    /// Enrols what the source tells until it has told everything that there is.
+    ///
+    /// The first failure ends it on a node that is new. On one that has pods held already, that would keep them all cut
+    /// off for the sake of one; what fails there is left for [`Self::follow`] to try again.
     pub(crate) async fn start(&mut self, source: &mut impl PodSource) -> Result<(), EnrollError> {
         loop {
-            match source.next().await {
-                PodEvent::Added(spec) => self.enroll(&spec).await?,
-                PodEvent::Removed(uid) => self.unenroll(&uid).await,
-                PodEvent::Synced => break,
+            let batch = Batch::next(source).await;
+            let synced = batch.synced;
+            for (spec, error) in self.apply(batch.wanted).await {
+                if self.node.is_new() {
+                    return Err(error);
+                }
+                self.postpone(spec, &error);
+            }
+            if synced {
+                break;
             }
         }
         self.sweep().await;
         Ok(())
     }
 
-    /// Follows the source. What fails is tried again, and `latch` holds readiness back until nothing does.
-    pub(crate) async fn follow(&mut self, source: &mut impl PodSource, latch: impl Fn() -> Latch) {
-        let mut pending = None;
+    /// Follows the source. What fails is tried again; `starting`, and later `latch`, hold readiness back until nothing
+    /// does.
+    pub(crate) async fn follow(
+        &mut self,
+        source: &mut impl PodSource,
+        starting: Latch,
+        latch: impl Fn() -> Latch,
+    ) {
+        let mut pending = Some(starting);
         loop {
+            if !self.failed.is_empty() {
+                pending.get_or_insert_with(&latch);
+            } else if pending.take().is_some() {
+                tracing::info!("ready");
+            }
             let retry = !self.failed.is_empty() || self.left == Left::Something;
-            let event = tokio::select! {
-                event = source.next() => Some(event),
+            let batch = tokio::select! {
+                batch = Batch::next(source) => Some(batch),
+                left = self.departures.next() => {
+                    self.left = self.left.max(left);
+                    continue;
+                }
                 () = tokio::time::sleep(RETRY), if retry => None,
             };
-            match event {
-                Some(PodEvent::Added(spec)) => self.try_enroll(spec).await,
-                Some(PodEvent::Removed(uid)) => {
-                    self.failed.remove(&uid);
-                    self.unenroll(&uid).await;
-                }
-                Some(PodEvent::Synced) => self.sweep().await,
-                None => {
-                    if self.left == Left::Something {
-                        self.sweep().await;
-                    }
-                    for (_, spec) in std::mem::take(&mut self.failed) {
-                        self.try_enroll(spec).await;
-                    }
-                }
+            let Batch { wanted, synced } = batch.unwrap_or_else(|| self.again());
+            for (spec, error) in self.apply(wanted).await {
+                self.postpone(spec, &error);
             }
-            pending = (!self.failed.is_empty()).then(|| pending.unwrap_or_else(&latch));
+            if synced || self.left == Left::Something {
+                self.sweep().await;
+            }
         }
     }
 
-    /// Ends the pods' connections, all at once.
+    /// Ends the pods' connections, all at once, and waits for un-enrolments that are under way.
     pub(crate) async fn drain(&self, deadline: Duration) {
-        let cut = join_all(self.enrolled.values().map(|pod| pod.drain(deadline))).await;
+        let staying = self.enrolled.values().map(|enrolled| &enrolled.proxy);
+        let proxies = staying.chain(self.departures.proxies());
+        let cut = join_all(proxies.map(|proxy| proxy.drain(deadline))).await;
+        self.departures.finish().await;
         tracing::info!(cut = cut.iter().sum::<usize>(), "drained");
     }
 
@@ -178,52 +160,112 @@ impl Enrolment {
         self.enrolled.into_values().map(|enrolled| enrolled.pod).collect()
     }
 
-    async fn try_enroll(&mut self, spec: PodSpec) {
-        // What was wanted of this pod before is wanted no more.
-        self.failed.remove(&spec.uid);
-        if let Err(error) = self.enroll(&spec).await {
-            let error = chain(&error);
-            tracing::error!(error, retry = ?RETRY, "pod not enrolled");
-            self.failed.insert(Arc::clone(&spec.uid), spec);
-        }
+    /// What is to be tried once more.
+    fn again(&self) -> Batch {
+        let failed = self.failed.iter().map(|(uid, spec)| (Arc::clone(uid), Some(spec.clone())));
+        Batch { wanted: failed.collect(), synced: false }
     }
 
-    async fn enroll(&mut self, spec: &PodSpec) -> Result<(), EnrollError> {
-        let uid = || Arc::clone(&spec.uid);
-        let netns = Netns::open(&spec.netns);
-        let is_in = |pod: &Pod| netns.as_ref().is_ok_and(|netns| pod.netns().is(netns));
-        // One that stays in its namespace is replaced in place: un-enrolled, it would go around the proxy meanwhile.
-        if self.enrolled.get(&spec.uid).is_some_and(|enrolled| !is_in(&enrolled.pod)) {
-            self.unenroll(&spec.uid).await;
+    fn postpone(&mut self, spec: PodSpec, error: &EnrollError) {
+        tracing::error!(error = chain(error), retry = ?RETRY, "pod not enrolled");
+        self.failed.insert(Arc::clone(&spec.uid), spec);
+    }
+
+    /// Un-enrols and enrols pods; gives those that could not be enrolled.
+    ///
+    /// Who leaves goes first, so that an address can move from one pod to another. A pod whose namespace another one
+    /// takes does not leave it: un-enrolled, it would go around the proxy meanwhile.
+    async fn apply(
+        &mut self,
+        wanted: BTreeMap<Arc<str>, Option<PodSpec>>,
+    ) -> Vec<(PodSpec, EnrollError)> {
+        let mut specs = Vec::new();
+        let mut places = HashMap::new();
+        for (uid, spec) in wanted {
+            // What was wanted of this pod before is wanted no more.
+            let before = self.failed.remove(&uid);
+            if before
+                .is_some_and(|before| spec.as_ref().is_none_or(|now| now.netns != before.netns))
+            {
+                // A process before may have enrolled it.
+                self.left = Left::Something;
+            }
+            let netns = spec.as_ref().map(|spec| Netns::open(&spec.netns));
+            let inode = netns.as_ref().and_then(|netns| netns.as_ref().ok()).map(Netns::inode);
+            specs.extend(spec.zip(netns));
+            places.insert(uid, inode);
         }
-        let other =
-            self.enrolled.iter().find(|(uid, enrolled)| **uid != spec.uid && is_in(&enrolled.pod));
-        if let Some((holder, _)) = other {
+        let mut leave = Vec::new();
+        for (inode, enrolled) in &mut self.enrolled {
+            if !enrolled.holder.as_ref().is_some_and(|holder| places.contains_key(holder)) {
+                continue;
+            }
+            if places.values().flatten().any(|place| place == inode) {
+                enrolled.holder = None;
+            } else {
+                leave.push(*inode);
+            }
+        }
+        for inode in leave {
+            self.unenroll(inode).await;
+        }
+        let mut failed = Vec::new();
+        for (spec, netns) in specs {
+            if let Err(error) = self.enroll(&spec, netns).await {
+                failed.push((spec, error));
+            }
+        }
+        failed
+    }
+
+    /// Enrols a pod, in place of what is enrolled in its namespace. Where that fails, the namespace is held: it must not go
+    /// on by another's name.
+    async fn enroll(
+        &mut self,
+        spec: &PodSpec,
+        netns: Result<Netns, NetnsError>,
+    ) -> Result<(), EnrollError> {
+        let uid = || Arc::clone(&spec.uid);
+        let netns = netns.map_err(|source| EnrollError::Netns { uid: uid(), source })?;
+        let before = self.enrolled.get(&netns.inode());
+        if let Some(holder) = before.and_then(|before| before.holder.as_ref()) {
             return Err(EnrollError::NetnsTaken { uid: uid(), holder: Arc::clone(holder) });
         }
-        let netns = netns.map_err(|source| EnrollError::Netns { uid: uid(), source })?;
+        self.departures.keep(netns.inode()).await;
+        let (before, proxy) = match self.enrolled.remove(&netns.inode()) {
+            Some(Enrolled { pod, proxy, .. }) => (Some(pod), Some(proxy)),
+            None => (None, None),
+        };
         let (node, inside) = (Arc::clone(&self.node), netns.clone());
-        let pod = self
-            .tasks
-            .blocking(move || node.enroll(&inside))
-            .await
-            .map_err(|source| EnrollError::Task { uid: uid(), source })?
-            .map_err(|source| self.refused(uid(), source))?;
-        let before = self.enrolled.remove(&spec.uid);
+        let enrolled = self.tasks.blocking(move || {
+            // Two watches would take each other's filters for somebody else's.
+            before.iter().for_each(Pod::leave);
+            (node.enroll(&inside), before)
+        });
+        let (pod, before) = match enrolled.await {
+            Ok(done) => done,
+            Err(source) => {
+                if let Some(proxy) = proxy {
+                    proxy.drain(Duration::ZERO).await;
+                }
+                return Err(EnrollError::Task { uid: uid(), source });
+            }
+        };
+        if let Some((pod, proxy)) = before.zip(proxy) {
+            self.departures.add(pod, proxy, Fate::Stays);
+        }
+        let pod = pod.map_err(|source| self.refused(uid(), source))?;
         self.serve(spec, netns, pod);
         tracing::info!(pod = %spec.uid, netns = %spec.netns.display(), "pod enrolled");
-        if let Some(before) = before {
-            before.drain(self.drain).await;
-        }
         Ok(())
     }
 
     /// Names the pods of a capture error, which knows them by their namespaces alone.
     fn refused(&self, uid: Arc<str>, source: CaptureError) -> EnrollError {
         if let CaptureError::AddressTaken { other, address, .. } = source
-            && let Some((holder, _)) = self.enrolled.iter().find(|(_, pod)| pod.pod.id() == other)
+            && let Some(holder) = self.enrolled.get(&other).and_then(|pod| pod.holder.clone())
         {
-            return EnrollError::AddressTaken { uid, holder: Arc::clone(holder), address };
+            return EnrollError::AddressTaken { uid, holder, address };
         }
         EnrollError::Capture { uid, source }
     }
@@ -243,12 +285,14 @@ impl Enrolment {
                 timeout: timeouts.dial,
             },
             pool: Pool::new(PoolOptions { timeouts, ..PoolOptions::default() }),
+            handshakes: Arc::new(Semaphore::new(HANDSHAKES)),
             phase: watch::Sender::new(Phase::Serving),
         });
         let tasks = self.tasks.child();
         for listener in pod.take_listeners() {
             tasks.spawn(accept(listener, Arc::clone(&context), tasks.clone()));
         }
+        tasks.spawn(prefetch(Arc::clone(&context)));
         if let Some(watch) = pod.take_watch() {
             let draining = tasks.draining();
             tasks.spawn(async move {
@@ -258,67 +302,84 @@ impl Enrolment {
                 }
             });
         }
-        self.enrolled.insert(Arc::clone(&spec.uid), Enrolled { pod, context, tasks });
+        let holder = Some(Arc::clone(&spec.uid));
+        let enrolled = Enrolled { holder, proxy: Proxy { context, tasks }, pod };
+        self.enrolled.insert(enrolled.pod.id(), enrolled);
     }
 
-    async fn unenroll(&mut self, uid: &Arc<str>) {
-        let Some(enrolled) = self.enrolled.remove(uid) else { return };
-        let enrolled = Arc::new(enrolled);
-        // New connections go their own way first; those that are captured need the pod's rules until they end.
-        let withdrawn = self.on_node({
-            let enrolled = Arc::clone(&enrolled);
-            move |node| node.withdraw(&enrolled.pod)
-        });
-        let withdrawn = withdrawn.await;
-        enrolled.drain(self.drain).await;
-        let removed = match Arc::into_inner(enrolled) {
-            Some(enrolled) => self.on_node(move |node| node.unenroll(enrolled.pod)).await,
-            None => Ok(()),
-        };
-        match withdrawn.and(removed) {
-            Ok(()) => tracing::info!(pod = %uid, "pod un-enrolled"),
+    /// Lets new connections go their own way. Those that are captured need the pod's rules until they end.
+    async fn unenroll(&mut self, inode: u32) {
+        let Some(Enrolled { pod, proxy, .. }) = self.enrolled.remove(&inode) else { return };
+        let node = Arc::clone(&self.node);
+        let withdrawn = self.tasks.blocking(move || (node.withdraw(&pod), pod)).await;
+        match withdrawn {
+            Ok((withdrawn, pod)) => {
+                if let Err(error) = withdrawn {
+                    tracing::error!(
+                        error = chain(&error),
+                        pod = %proxy.name(),
+                        "pod not withdrawn; un-enrolling it",
+                    );
+                }
+                self.departures.add(pod, proxy, Fate::Leaves);
+            }
             Err(error) => {
-                tracing::error!(pod = %uid, error, retry = ?RETRY, "pod not un-enrolled");
+                tracing::error!(%error, pod = %proxy.name(), retry = ?RETRY, "pod not withdrawn");
+                proxy.drain(Duration::ZERO).await;
                 self.left = Left::Something;
             }
         }
     }
 
-    /// Does what blocks on a thread that may. An error comes as it is to be logged.
-    async fn on_node(
-        &self,
-        work: impl FnOnce(&Node) -> Result<(), CaptureError> + Send + 'static,
-    ) -> Result<(), String> {
-        let node = Arc::clone(&self.node);
-        match self.tasks.blocking(move || work(&node)).await {
-            Ok(done) => done.map_err(|error| chain(&error)),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
     /// Un-enrols pods that left while no process ran, or that could not be un-enrolled when they did.
+    ///
+    /// Those that could not be enrolled stay as a process before has left them: held, not opened.
     async fn sweep(&mut self) {
-        let keep: Vec<u32> = self.enrolled.values().map(|enrolled| enrolled.pod.id()).collect();
-        self.left = match self.on_node(move |node| node.sweep(&keep)).await {
-            Ok(()) => Left::Nothing,
-            Err(error) => {
-                tracing::error!(error, retry = ?RETRY, "stale pods not un-enrolled");
-                Left::Something
+        let failed = self.failed.values().filter_map(|spec| Netns::open(&spec.netns).ok());
+        let keep: Vec<u32> = self
+            .enrolled
+            .keys()
+            .copied()
+            .chain(self.departures.inodes())
+            .chain(failed.map(|netns| netns.inode()))
+            .collect();
+        let node = Arc::clone(&self.node);
+        let swept = self.tasks.blocking(move || node.sweep(&keep)).await;
+        let error = match swept {
+            Ok(Ok(())) => {
+                self.left = Left::Nothing;
+                return;
             }
+            Ok(Err(error)) => chain(&error),
+            Err(error) => error.to_string(),
         };
+        tracing::error!(error, retry = ?RETRY, "stale pods not un-enrolled");
+        self.left = Left::Something;
     }
 }
 
-/// Takes connections until the tasks drain, then what the kernel has accepted already.
+/// Gets the pod's certificate before its first connection waits for it. One that cannot be had is told then.
+async fn prefetch(context: Arc<PodContext>) {
+    let node = &context.node;
+    if let Ok(workload) = node.state.identify(&context.pod).await
+        && let Err(error) = node.certificates.fetch(&workload.identity).await
+    {
+        tracing::warn!(error = chain(&error), "no certificate yet");
+    }
+}
+
+/// Takes connections until the tasks drain, then what the kernel has accepted already: closing the listener resets them.
 async fn accept(listener: Listener, context: Arc<PodContext>, tasks: Tasks) {
     let draining = tasks.draining();
+    let closing = async {
+        draining.cancelled().await;
+        tokio::time::sleep(LAST_CALL).await;
+    };
+    tokio::pin!(closing);
     loop {
         let captured = tokio::select! {
             captured = listener.accept() => captured,
-            () = draining.cancelled() => match listener.accept().now_or_never() {
-                Some(captured) => captured,
-                None => return,
-            },
+            () = &mut closing => return,
         };
         let captured = match captured {
             Ok(captured) => captured,

@@ -30,7 +30,8 @@ pub(crate) fn end(record: FlowRecord, outcome: Outcome) {
     match outcome {
         Outcome::Closed => record.finish(),
         Outcome::ResetByApp(error) | Outcome::ResetByPeer(error) => {
-            record.fail(ResponseFlag::Connect, &error);
+            // A reset is how many applications end; it is told, but it is no failure of the mesh.
+            record.fail(ResponseFlag::None, &error);
         }
     }
 }

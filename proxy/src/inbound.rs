@@ -28,7 +28,7 @@ use crate::{
     context::PodContext,
     flow::{Metered, end, refuse, reset},
 };
-use failure::{Handshake, Looped, NotConnect, Unsupported, Withdrawn};
+use failure::{Handshake, Looped, NotConnect, Overloaded, Unsupported, Withdrawn};
 use permit::Permit;
 
 /// Serves one HBONE connection and every CONNECT on it.
@@ -39,6 +39,9 @@ pub(crate) async fn hbone(ctx: Arc<PodContext>, captured: Captured) {
     // The connection itself leaves a record only if it is refused; each CONNECT on it has its own.
     let record = || node.observe.begin(Direction::Inbound, peer, orig_dst);
 
+    let Ok(unproved) = ctx.handshakes.try_acquire() else {
+        return refuse(record(), &stream, Denial::Overload, &Overloaded);
+    };
     let local = match node.state.identify(&ctx.pod).await {
         Ok(local) => local,
         Err(error) => return refuse(record(), &stream, Denial::UnknownWorkload, &error),
@@ -52,6 +55,7 @@ pub(crate) async fn hbone(ctx: Arc<PodContext>, captured: Captured) {
         Ok(secured) => secured,
         Err(error) => return record().refuse(Denial::Handshake, &Handshake::from(error)),
     };
+    drop(unproved);
     let tunnel = Arc::new(TunnelEnds { peer, own: orig_dst, identity: identity(&secured) });
     let phase = ctx.phase.subscribe();
     let handler = {

@@ -2,9 +2,13 @@
 
 mod failure;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
-use culvert_capture::Captured;
+use culvert_capture::{Addresses, Captured};
 use culvert_carry::{
     copy,
     dial::Leg,
@@ -30,6 +34,10 @@ use crate::{
 };
 use failure::{Foreign, HboneFailure};
 
+/// How often, and how far apart, the pod's addresses are looked at before a connection counts as foreign.
+const NEWS_TRIES: u32 = 20;
+const NEWS_PERIOD: Duration = Duration::from_millis(50);
+
 /// Carries one captured connection from start to end.
 pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
     let Captured { stream, peer, orig_dst } = captured;
@@ -38,7 +46,7 @@ pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
     let record = node.observe.begin(Direction::Outbound, peer, orig_dst);
 
     // The listener proves whose connection it is only if the pod itself made it.
-    if !ctx.addresses.owns(peer.ip()) {
+    if !is_own(&ctx.addresses, peer.ip()).await {
         return refuse(record, &stream, Denial::ForeignOutbound, &Foreign { peer });
     }
     let source = match node.state.identify(&ctx.pod).await {
@@ -79,6 +87,17 @@ pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
             hbone(&ctx, stream, shown, &source, route, record).await;
         }
     }
+}
+
+/// Whether the pod has the address. One that it has only just got may be used before the kernel's news of it is read.
+async fn is_own(addresses: &Addresses, ip: IpAddr) -> bool {
+    for _ in 0..NEWS_TRIES {
+        if addresses.owns(ip) {
+            return true;
+        }
+        tokio::time::sleep(NEWS_PERIOD).await;
+    }
+    addresses.owns(ip)
 }
 
 /// Plaintext, to whatever is not of the mesh.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::{runtime::Handle, task::JoinError};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{future::FutureExt as _, sync::CancellationToken, task::TaskTracker};
 
 /// A group of tasks that end together: first asked to ([`Tasks::draining`]), then made to ([`Tasks::drain`]).
 #[derive(Clone, Debug)]
@@ -38,18 +39,9 @@ impl Tasks {
 
     /// Runs `task` until it ends or the group is cut.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let cut = self.cut.clone();
-        self.tracker.spawn_on(
-            async move {
-                tokio::select! {
-                    // The work first, so that what has ended by itself is never counted as cut.
-                    biased;
-                    () = task => {}
-                    () = cut.cancelled() => {}
-                }
-            },
-            &self.runtime,
-        );
+        // An async block around it would hold the task twice.
+        let task = task.with_cancellation_token_owned(self.cut.clone()).map(|_ended| ());
+        self.tracker.spawn_on(task, &self.runtime);
     }
 
     /// Runs `work` on a thread that may block. It is not cut: dropping the future leaves it to its end, which drain awaits.

@@ -22,6 +22,7 @@ pub(crate) fn facts() -> Result<Vec<(&'static str, String)>> {
             "cores",
             thread::available_parallelism().map_or_else(|e| e.to_string(), |n| n.to_string()),
         ),
+        ("load average before (1, 5, 15 min)", first_line("/proc/loadavg")),
         ("iptables", output(Command::new("iptables").arg("--version"))),
     ])
 }

@@ -1,7 +1,7 @@
 //! Pods that are enrolled and un-enrolled while they talk.
 //!
 //! The rule of the transition: a connection keeps the way it was opened on. One that was open before enrolment is never
-//! touched. One that was captured goes on for the drain period after un-enrolment, and is cut at its end.
+//! touched. One that was captured goes on for the drain period after un-enrolment, and is ended at its end.
 
 use std::{
     io::ErrorKind,
@@ -101,13 +101,14 @@ fn connections_from_before_enrolment_survive_it_and_un_enrolment_too() {
 fn captured_connections_go_on_for_the_drain_period_and_new_ones_go_direct_at_once() {
     let Some(topology) = Topology::with_culvert() else { return };
     let (a1, a2) = (&topology.a1, &topology.a2);
-    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let (file, drain) = (MeshFile::new(&topology), ["--drain", "4s"]);
+    let mesh = Mesh::start_with(&topology, &file, Remains::Nothing, &drain).unwrap();
     let traffic = Traffic::new(&topology);
     let mut captured = traffic.open();
 
     mesh.a.set_pods(&[a2]).unwrap();
     await_filters(&a1.netns, "eth0", &[]);
-    // The drain period of the harness is a second: all of this is inside it.
+    // All of this is inside the drain period.
     traffic.all_live(&mut captured, "in the drain period");
     let eth0 = Tap::start(&a1.netns, "eth0", &[]).unwrap();
     let mut direct = Vec::new();
@@ -118,22 +119,30 @@ fn captured_connections_go_on_for_the_drain_period_and_new_ones_go_direct_at_onc
     }
     let report = eth0.stop();
     for to in direct {
-        assert!(report.segments.iter().any(|s| s.opens() && s.dst == to), "{to} was not reached direct");
+        assert!(
+            report.segments.iter().any(|s| s.opens() && s.dst == to),
+            "{to} was not reached direct"
+        );
     }
     assert!(!report.segments.iter().any(|s| s.opens() && s.dst.port() == HBONE_PORT));
 
     for ((from, to), stream) in traffic.ways.iter().zip(&mut captured) {
         let end = client::next_event(stream).map_err(|error| error.kind());
-        let cut = matches!(&end, Ok(bytes) if bytes.is_empty()) || end == Err(ErrorKind::ConnectionReset);
+        let cut =
+            matches!(&end, Ok(bytes) if bytes.is_empty()) || end == Err(ErrorKind::ConnectionReset);
         assert!(cut, "{} -> {to} ended with {end:?}", from.name);
     }
 }
 
 #[test]
 fn short_connections_through_cycles_of_enrolment_are_neither_refused_nor_reset() {
-    let Some(topology) = Topology::with_culvert() else { return };
+    // A SYN can still be lost while the qdisc comes or goes, about once in 20,000 connections.
+    let Some(topology) = Topology::with_culvert().filter(|_| require::full()) else { return };
     let (a1, a2, x) = (&topology.a1, &topology.a2, &topology.x);
     let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    // What happens where the two choose the same port is another matter, and has a scenario of its own in `tcp_traps`.
+    x.netns.set_sysctl("ipv4/ip_local_port_range", "10000 29999").unwrap();
+    a1.netns.set_sysctl("ipv4/ip_local_port_range", "30000 60999").unwrap();
     let apps = [a1, x].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
     let to = |pod: &Pod, app: &App| Family::BOTH.map(|family| pod.at(family, app.port()));
     let workers = require::rounds(20, 50);
@@ -153,7 +162,7 @@ fn short_connections_through_cycles_of_enrolment_are_neither_refused_nor_reset()
         }
     }
     let want = require::rounds(400, 2000);
-    poll::until(Duration::from_secs(60), "enough connections", || {
+    poll::until(Duration::from_mins(1), "enough connections", || {
         (loads.iter().map(Load::ended).sum::<usize>() >= want).then_some(())
     });
     let [out, inward] = loads.map(Load::stop);

@@ -1,7 +1,7 @@
 //! A pod that works against capture with every right in its own namespace: it may expose its own bytes, and gains
 //! nothing of any other pod.
 
-use std::{net::SocketAddr, process::Command, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
 use culvert_tests::{
     apps::{App, Behaviour},
@@ -43,7 +43,10 @@ fn marks_of_ours_that_a_pod_sets_keep_no_connection_out_of_capture() {
             for family in Family::BOTH {
                 let (since, to) = (mesh.a.flows().len(), pod.at(family, app.port()));
                 let reply = dial_marked(a2, to, mark);
-                assert_eq!(reply.unwrap_or_else(|e| panic!("{mark:#x} -> {to}: {e}")), b"hello there");
+                assert_eq!(
+                    reply.unwrap_or_else(|e| panic!("{mark:#x} -> {to}: {e}")),
+                    b"hello there"
+                );
                 carried(&mesh.a, since, Direction::Outbound, to);
             }
         }
@@ -77,7 +80,8 @@ fn marks_of_ours_that_a_pod_sets_exempt_nothing_at_a_neighbour() {
     });
     assert!(!reply.is_ok_and(|reply| !reply.is_empty()), "a taken address got through");
     mesh.a.flow("the taken address", |flow| {
-        flow.goes(Direction::Outbound) && flow.error().is_some_and(|e| e.contains("no address of the pod"))
+        flow.goes(Direction::Outbound)
+            && flow.error().is_some_and(|e| e.contains("no address of the pod"))
     });
     assert_eq!(app.seen().len(), 0);
     for family in Family::BOTH {
@@ -88,7 +92,7 @@ fn marks_of_ours_that_a_pod_sets_exempt_nothing_at_a_neighbour() {
 /// Where the proxy's listeners of a pod are: no address of the pod.
 fn listeners(pod: &Pod) -> Vec<SocketAddr> {
     let table = |name: &str| {
-        pod.netns.run(|| std::fs::read_to_string(format!("/proc/thread-self/net/{name}"))).unwrap()
+        pod.netns.run(|| fs::read_to_string(format!("/proc/thread-self/net/{name}"))).unwrap()
     };
     let port = |local: &str| u16::from_str_radix(local.rsplit(':').next()?, 16).ok();
     let of = |table: String, prefix: &str, ip: &str| -> Vec<SocketAddr> {
@@ -135,7 +139,8 @@ fn an_app_on_a_port_of_the_mesh_gets_nothing_that_is_not_its_own() {
     let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     let (a2, b1, x) = (&topology.a2, &topology.b1, &topology.x);
     let impostor = App::start_on(&a2.netns, HBONE_PORT, Behaviour::Echo).unwrap();
-    let _others = [15001, 15006].map(|port| App::start_on(&a2.netns, port, Behaviour::Echo).unwrap());
+    let _others =
+        [15001, 15006].map(|port| App::start_on(&a2.netns, port, Behaviour::Echo).unwrap());
     let app = App::start(&a2.netns, Behaviour::Echo).unwrap();
     for family in Family::BOTH {
         let (since, to) = (mesh.b.flows().len(), a2.at(family, app.port()));
@@ -154,7 +159,7 @@ fn an_app_on_a_port_of_the_mesh_gets_nothing_that_is_not_its_own() {
     assert_eq!(impostor.seen().len(), 0);
 }
 
-/// What a pod with CAP_NET_ADMIN can undo in its own namespace: by iproute2, a command each.
+/// What a pod with `CAP_NET_ADMIN` can undo in its own namespace: by iproute2, a command each.
 const TEARS: [&[&str]; 7] = [
     &["ip", "rule", "del", "pref", "1110"],
     &["ip", "-6", "rule", "del", "pref", "1110"],
@@ -164,11 +169,6 @@ const TEARS: [&[&str]; 7] = [
     &["tc", "filter", "del", "dev", "eth0", "ingress"],
     &["tc", "qdisc", "del", "dev", "eth0", "clsact"],
 ];
-
-/// Makes the kernel announce a change in the pod, which the proxy follows at once; without one it looks every 30 s.
-fn announce(pod: &Pod) {
-    pod.netns.ip("addr add 192.0.2.99/32 dev lo\naddr del 192.0.2.99/32 dev lo\n").unwrap();
-}
 
 #[test]
 fn one_thing_torn_down_leaks_nothing_and_is_put_back() {
@@ -189,7 +189,6 @@ fn one_thing_torn_down_leaks_nothing_and_is_put_back() {
         let outcomes = dials.map(|dial| dial.join().unwrap().is_ok());
         assert_eq!(eth0.stop().plaintext().count(), 0, "{tear:?} leaked, {outcomes:?}");
 
-        announce(a2);
         await_filters(&a2.netns, "eth0", &["hold_in", "guard"]);
         for family in Family::BOTH {
             let to = b1.at(family, app.port());
@@ -201,24 +200,31 @@ fn one_thing_torn_down_leaks_nothing_and_is_put_back() {
             carried(&mesh.a, since, Direction::Outbound, to);
             talks(b1, a2.at(family, inside.port()), "in, once it is put back");
         }
-        assert_eq!(client::ping(&mut open, b"still").unwrap(), b"still", "{tear:?} cut a connection");
+        assert_eq!(
+            client::ping(&mut open, b"still").unwrap(),
+            b"still",
+            "{tear:?} cut a connection"
+        );
     }
 }
 
 #[test]
-fn what_is_torn_down_is_put_back_within_half_a_minute_without_any_announcement() {
-    if !require::full() {
-        return;
-    }
+fn what_is_changed_without_any_announcement_is_put_back_within_seconds_and_counted() {
     let Some(topology) = Topology::with_culvert() else { return };
-    let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     let a2 = &topology.a2;
-    a2.netns.output("tc", &["filter", "del", "dev", "eth0", "egress"]).unwrap();
-    await_filters(&a2.netns, "eth0", &["hold_in"]);
-    let filters = || culvert_tests::inspect::filters(&a2.netns, "eth0").unwrap();
-    poll::until(Duration::from_secs(35), "the filter", || {
-        filters().iter().any(|filter| filter.name == "guard").then_some(())
+    let setting = "ipv4/tcp_fwmark_accept";
+    a2.netns.set_sysctl(setting, "0").unwrap();
+    poll::until(Duration::from_secs(7), "the sysctl", || {
+        let path = Path::new("/proc/sys/net").join(setting);
+        (a2.netns.run(|| fs::read_to_string(path)).unwrap().trim() == "1").then_some(())
     });
+    poll::until(poll::SOON, "its count", || {
+        let repairs = mesh.a.metrics().unwrap();
+        let count = repairs.sum("culvert_steering_repairs_total", &[("kind", "sysctl")]);
+        ((count - 1.0).abs() < f64::EPSILON).then_some(())
+    });
+    assert!(mesh.a.log().contains(setting), "no word of the repair");
 }
 
 #[test]
@@ -229,13 +235,23 @@ fn a_pod_that_tears_everything_down_exposes_itself_and_nobody_else() {
     let file = MeshFile::new(&topology).policy(&policy);
     let mesh = Mesh::start(&topology, &file, Remains::Nothing).unwrap();
     let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
-    for tear in TEARS.iter().filter(|tear| tear[1] != "filter") {
-        a2.netns.output(tear[0], &tear[1..]).unwrap();
+    // What it only removed would be put back: it takes the place of the rules and of the guard.
+    for family in ["-4", "-6"] {
+        a2.netns.output("ip", &[family, "rule", "add", "pref", "1", "lookup", "main"]).unwrap();
     }
+    poll::until(poll::SOON, "the place of the guard to be taken", || {
+        let egress = ["dev", "eth0", "egress", "pref", "11", "protocol", "all"];
+        a2.netns.output("tc", &[["filter", "del"].as_slice(), &egress].concat()).ok()?;
+        let other = ["u32", "match", "u32", "0", "0"];
+        a2.netns.output("tc", &[["filter", "add"].as_slice(), &egress, &other].concat()).ok()
+    });
     for family in Family::BOTH {
         let to = b1.at(family, app.port());
         let reply = a2.netns.run(|| client::exchange(to, b"without identity"));
-        assert!(!reply.is_ok_and(|reply| !reply.is_empty()), "plaintext got past the policy of {to}");
+        assert!(
+            !reply.is_ok_and(|reply| !reply.is_empty()),
+            "plaintext got past the policy of {to}"
+        );
         assert_eq!(app.seen().len(), 0, "plaintext was delivered");
     }
     for family in Family::BOTH {
@@ -246,7 +262,14 @@ fn a_pod_that_tears_everything_down_exposes_itself_and_nobody_else() {
 }
 
 /// Sends SYNs as whole frames towards the gateway of the pod.
-fn send_syns(node: &Node, pod: &Pod, from: SocketAddr, to: SocketAddr, count: u32, mark: u32) -> Finished {
+fn send_syns(
+    node: &Node,
+    pod: &Pod,
+    from: SocketAddr,
+    to: SocketAddr,
+    count: u32,
+    mark: u32,
+) -> Finished {
     let link = format!("cali-{}", pod.name);
     let shown = node.netns.output("ip", &["-o", "link", "show", &link]).unwrap();
     let gateway = shown.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
@@ -298,27 +321,31 @@ fn a_flood_of_syns_to_one_pod_leaves_the_others_working() {
     }
     let Some(topology) = Topology::with_culvert() else { return };
     let (a1, a2, b1, x) = (&topology.a1, &topology.a2, &topology.b1, &topology.x);
-    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     let apps = [a1, a2, b1].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
     let [on_a1, on_a2, on_b1] = apps.each_ref().map(App::port);
-    let taken: SocketAddr = "192.0.2.1:0".parse().unwrap();
-    let targets = [on_a1, HBONE_PORT].map(|port| a1.at(Family::V4, port));
-    for to in &targets {
+    // To the application and to HBONE, from addresses that nobody answers for.
+    let floods = [
+        ("192.0.2.1:0", a1.at(Family::V4, on_a1)),
+        ("[2001:db8::1]:0", a1.at(Family::V6, HBONE_PORT)),
+    ];
+    for (taken, to) in floods {
+        let taken = taken.parse().unwrap();
+        let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
         std::thread::scope(|scope| {
-            let flood = scope.spawn(|| send_syns(&topology.b, x, taken, *to, 20_000, 0));
+            let flood = scope.spawn(|| send_syns(&topology.b, x, taken, to, 20_000, 0));
             let mut rounds = 0;
             while rounds == 0 || !flood.is_finished() {
-                talks(a2, b1.at(Family::V4, on_b1), "during the flood");
-                talks(b1, a2.at(Family::V4, on_a2), "during the flood");
+                talks(a2, b1.at(family, on_b1), "during the flood");
+                talks(b1, a2.at(family, on_a2), "during the flood");
                 rounds += 1;
             }
             let sent = flood.join().unwrap();
             assert_eq!((sent.code, sent.stdout.trim()), (0, "sent 20000"), "{}", sent.stderr);
         });
         // Cookies let in whoever means it.
-        talks(x, a1.at(Family::V4, on_a1), "after the flood");
-        talks(b1, a1.at(Family::V4, on_a1), "after the flood");
-        talks(a1, b1.at(Family::V4, on_b1), "after the flood");
+        talks(x, a1.at(family, on_a1), "after the flood");
+        talks(b1, a1.at(family, on_a1), "after the flood");
+        talks(a1, b1.at(family, on_b1), "after the flood");
     }
-    drop(mesh);
 }

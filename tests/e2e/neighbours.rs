@@ -41,7 +41,8 @@ impl Foreign {
         let what = format!("{kind}-{hook}-{place}");
         let process = Process::spawn(&pod.netns, topology.dir(), &what, &mut command).unwrap();
         let foreign = Self { process, what };
-        let counts = poll::within(poll::SOON, || foreign.process.log().contains("count").then_some(()));
+        let counts =
+            poll::within(poll::SOON, || foreign.process.log().contains("count").then_some(()));
         assert!(counts.is_some(), "{}: {}", foreign.what, foreign.process.log());
         foreign
     }
@@ -124,7 +125,9 @@ fn filters_of_others_run_beside_ours_and_stay_when_we_go() {
 
 #[test]
 fn tcx_links_of_others_that_pass_packets_on_run_beside_our_filters() {
-    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && have_tcx()) else { return };
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && have_tcx()) else {
+        return;
+    };
     let (a1, x) = (&topology.a1, &topology.x);
     let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     let foreign = ["first", "last"].map(|place| {
@@ -171,42 +174,6 @@ fn capture_goes_on_behind_a_program_that_ends_the_chain() {
 }
 
 #[test]
-fn what_our_filters_hold_is_held_behind_a_tcx_link_that_ends_the_chain() {
-    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && have_tcx()) else { return };
-    let (a1, x) = (&topology.a1, &topology.x);
-    let _foreign = Foreign::attach(&topology, a1, ["tcx", "ingress", "first", OK]);
-    let mut mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Pins).unwrap();
-    let app = App::start(&a1.netns, Behaviour::Echo).unwrap();
-    mesh.a.kill();
-    let to = a1.at(Family::V4, app.port());
-    let waiting = x.netns.start(move || client::exchange(to, b"patience"));
-    let refused = poll::within(std::time::Duration::from_millis(500), || {
-        waiting.is_finished().then_some(())
-    });
-    mesh.a.launch().unwrap();
-    mesh.a.wait_ready().unwrap();
-    let reply = waiting.join().unwrap();
-    assert!(refused.is_none(), "it did not wait: {reply:?}");
-    assert_eq!(reply.unwrap(), b"patience");
-}
-
-#[test]
-fn what_escapes_capture_is_dropped_behind_a_tcx_link_that_ends_the_chain() {
-    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && have_tcx()) else { return };
-    let (a1, x) = (&topology.a1, &topology.x);
-    let _foreign = Foreign::attach(&topology, a1, ["tcx", "egress", "first", OK]);
-    let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
-    let app = App::start(&x.netns, Behaviour::Echo).unwrap();
-    // Without our rule the marked SYN finds the way out of the pod: that is what guard is for.
-    a1.netns.ip("rule del pref 1110\n").unwrap();
-    let to = x.at(Family::V4, app.port());
-    let reply =
-        a1.netns.run(|| client::dial_within(to, std::time::Duration::from_millis(1500)).map(drop));
-    assert!(reply.is_err(), "a plaintext connection left the pod");
-    assert_eq!(app.seen().len(), 0);
-}
-
-#[test]
 fn rules_and_routes_of_others_stay_as_they_are() {
     let Some(topology) = Topology::with_culvert() else { return };
     let (a1, a2) = (&topology.a1, &topology.a2);
@@ -217,7 +184,12 @@ fn rules_and_routes_of_others_stay_as_they_are() {
              route add 198.51.100.0/24 via 169.254.1.1 dev eth0\n\
              route add fd00:99::/64 via fe80::1 dev eth0 table 100\n")
         .unwrap();
-    a1.netns.output("ip", &["-6", "rule", "add", "pref", "100", "fwmark", "0x1000/0xf000", "table", "100"]).unwrap();
+    a1.netns
+        .output(
+            "ip",
+            &["-6", "rule", "add", "pref", "100", "fwmark", "0x1000/0xf000", "table", "100"],
+        )
+        .unwrap();
     let settings = || {
         let lists = [["rule", "list"].as_slice(), &["route", "list", "table", "all"]];
         let of = |family: &str, list: &[&str]| {
@@ -235,6 +207,29 @@ fn rules_and_routes_of_others_stay_as_they_are() {
     }
     mesh.a.set_pods(&[a2]).unwrap();
     poll::until(poll::SOON, "everything to be as before", || (settings() == before).then_some(()));
+}
+
+#[test]
+fn the_namespace_of_the_node_is_left_as_it_is() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let node = &topology.a.netns;
+    let settings = || {
+        let mut all = String::new();
+        for (program, arguments) in [
+            ("ip", ["-4", "rule", "list"].as_slice()),
+            ("ip", &["-6", "rule", "list"]),
+            ("ip", &["-4", "route", "list", "table", "all"]),
+            ("ip", &["-6", "route", "list", "table", "all"]),
+            ("tc", &["qdisc", "list"]),
+            ("tc", &["filter", "list", "dev", "cali-a1", "ingress"]),
+        ] {
+            all += &node.output(program, arguments).unwrap();
+        }
+        all
+    };
+    let before = settings();
+    let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    assert_eq!(settings(), before);
 }
 
 #[test]

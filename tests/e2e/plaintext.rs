@@ -95,6 +95,13 @@ fn connections_inside_a_pod_stay_inside() {
             let reply = a1.netns.run(|| client::exchange((ip, app.port()).into(), b"myself"));
             assert_eq!(reply.unwrap(), b"myself", "{ip}");
         }
+        let (from, to) = ((loopback, 0).into(), a1.at(family, app.port()));
+        let mut stream = a1.netns.run(|| client::dial_from(from, to)).unwrap();
+        assert_eq!(
+            client::converse(&mut stream, b"myself").unwrap(),
+            b"myself",
+            "{loopback} -> {to}"
+        );
     }
     // A connection that is carried, so that the log is known to be complete up to it.
     let outside = App::start(&topology.x.netns, Behaviour::Echo).unwrap();

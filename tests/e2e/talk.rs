@@ -28,7 +28,8 @@ pub(crate) fn carried(culvert: &Culvert<'_>, since: usize, direction: Direction,
             && flow.error().is_none()
             && (flow.is("dst.addr", &to) || flow.is("dst.hbone_addr", &to))
     };
-    let found = poll::within(poll::SOON, || culvert.flows().iter().skip(since).any(wanted).then_some(()));
+    let found =
+        poll::within(poll::SOON, || culvert.flows().iter().skip(since).any(wanted).then_some(()));
     assert!(found.is_some(), "{}: nothing carried to {to}: {:#?}", culvert.node(), culvert.flows());
 }
 

@@ -151,5 +151,18 @@ pub fn sockets_in_state(state: &str) -> usize {
         .sum()
 }
 
+/// A counter of TCP in the calling thread's namespace, as `/proc/net/netstat` calls it.
+pub fn tcp_counter(counter: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
+    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+    let found = pairs.find(|(name, _)| *name == counter);
+    found.and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
+}
+
+/// Counts SYNs that were sent again because no answer came in time.
+pub const REPEATED_SYNS: &str = "TCPSynRetrans";
+
 /// The state `LAST_ACK` in `/proc/net/tcp`.
 pub const LAST_ACK: &str = "09";

@@ -72,7 +72,7 @@ impl<'t> Culvert<'t> {
         Self::start_with(topology, node, pods, ca, remains, &[])
     }
 
-    /// Like [`Culvert::start`], with more arguments.
+    /// Like [`Culvert::start`], with more arguments; one that it would have anyway is replaced.
     pub fn start_with(
         topology: &'t Topology,
         node: &'t Node,
@@ -83,6 +83,12 @@ impl<'t> Culvert<'t> {
     ) -> Result<Self> {
         write_pods(node, pods)?;
         let mut arguments = arguments(node, &mesh_path(topology), ca.dir());
+        if let Some(replaced) = arguments
+            .iter()
+            .position(|argument| argument.starts_with("--") && more.contains(&argument.as_str()))
+        {
+            arguments.drain(replaced..replaced + 2);
+        }
         arguments.extend(more.iter().copied().map(str::to_owned));
         if remains == Remains::Nothing {
             arguments.push("--ephemeral".to_owned());
@@ -91,6 +97,14 @@ impl<'t> Culvert<'t> {
         culvert.launch()?;
         culvert.wait_ready()?;
         Ok(culvert)
+    }
+
+    /// Gives the next [`Culvert::launch`] this value of a flag.
+    pub fn set_flag(&mut self, flag: &str, value: &str) {
+        if let Some(at) = self.arguments.iter().position(|argument| argument == flag) {
+            self.arguments.drain(at..at + 2);
+        }
+        self.arguments.extend([flag, value].map(str::to_owned));
     }
 
     /// Starts it again, after [`Culvert::kill`] or [`Culvert::terminate`], without waiting until it is ready.
@@ -136,9 +150,12 @@ impl<'t> Culvert<'t> {
         &self.node.name
     }
 
-    /// Where its maps and links are pinned.
-    pub fn pins(&self) -> PathBuf {
-        Path::new("/sys/fs/bpf/culvert").join(&self.node.name).join("v1")
+    /// Where its maps and links are pinned: the folder of the one layout that the node has.
+    pub fn pins(&self) -> Result<PathBuf> {
+        let node = Path::new("/sys/fs/bpf/culvert").join(&self.node.name);
+        let mut layouts =
+            fs::read_dir(&node).with_context(|| format!("read {}", node.display()))?;
+        Ok(layouts.next().context("nothing is pinned")??.path())
     }
 
     /// The process id while it runs.
@@ -296,12 +313,22 @@ pub struct Mesh<'t> {
 impl<'t> Mesh<'t> {
     /// Writes the mesh file and a root of trust, and starts both nodes.
     pub fn start(topology: &'t Topology, file: &MeshFile, remains: Remains) -> Result<Self> {
+        Self::start_with(topology, file, remains, &[])
+    }
+
+    /// Like [`Mesh::start`], with more arguments for both nodes, as [`Culvert::start_with`] takes them.
+    pub fn start_with(
+        topology: &'t Topology,
+        file: &MeshFile,
+        remains: Remains,
+        more: &[&str],
+    ) -> Result<Self> {
         file.write(&mesh_path(topology))?;
         let ca = Ca::create(&topology.dir().join("ca"))?;
         let on_a = [&topology.a1, &topology.a2];
         Ok(Self {
-            a: Culvert::start(topology, &topology.a, &on_a, &ca, remains)?,
-            b: Culvert::start(topology, &topology.b, &[&topology.b1], &ca, remains)?,
+            a: Culvert::start_with(topology, &topology.a, &on_a, &ca, remains, more)?,
+            b: Culvert::start_with(topology, &topology.b, &[&topology.b1], &ca, remains, more)?,
             ca,
             topology,
         })

@@ -55,12 +55,12 @@ pub fn lookup_links(netns: &Netns) -> Result<usize> {
 
 /// The `sockops` links of a node, by the id of the program that each runs.
 pub fn socket_programs(culvert: &Culvert<'_>, netns: &Netns) -> Result<Vec<(String, u64)>> {
-    let folder = culvert.pins().join("links");
+    let folder = culvert.pins()?.join("links");
     let mut programs = Vec::new();
     for entry in std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
         let path = entry?.path();
-        let link = netns
-            .output("bpftool", &["-j", "link", "show", "pinned", &path.to_string_lossy()])?;
+        let link =
+            netns.output("bpftool", &["-j", "link", "show", "pinned", &path.to_string_lossy()])?;
         let link: Value = serde_json::from_str(&link)?;
         let link = link.get(0).unwrap_or(&link);
         let id = link.get("prog_id").and_then(Value::as_u64).context("a link has no program")?;
@@ -73,8 +73,9 @@ pub fn socket_programs(culvert: &Culvert<'_>, netns: &Netns) -> Result<Vec<(Stri
 
 /// The number of entries in one of a node's pinned maps.
 pub fn entries(culvert: &Culvert<'_>, netns: &Netns, map: &str) -> Result<usize> {
-    let path = culvert.pins().join("maps").join(map);
-    let text = netns.output("bpftool", &["-j", "map", "dump", "pinned", &path.to_string_lossy()])?;
+    let path = culvert.pins()?.join("maps").join(map);
+    let text =
+        netns.output("bpftool", &["-j", "map", "dump", "pinned", &path.to_string_lossy()])?;
     Ok(list(&text)?.len())
 }
 

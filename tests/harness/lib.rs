@@ -17,7 +17,7 @@
 
 pub mod apps;
 pub mod ca;
-mod cgroup;
+pub mod cgroup;
 pub mod client;
 pub mod culvert;
 pub mod flow_log;

@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{client, netns::Netns};
@@ -29,6 +29,8 @@ pub struct Tally {
     pub reset: usize,
     /// Anything else, by description: time-outs, short replies.
     pub other: Vec<String>,
+    /// Where and when each failure was, since the start of the load.
+    pub notes: Vec<String>,
 }
 
 impl Tally {
@@ -57,6 +59,7 @@ impl Tally {
         self.refused += more.refused;
         self.reset += more.reset;
         self.other.extend(more.other);
+        self.notes.extend(more.notes);
     }
 }
 
@@ -74,6 +77,7 @@ impl Load {
         let (stop, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let workers = (0..workers)
             .map(|worker| {
+                let start = Instant::now();
                 let (stop, ended, to) = (Arc::clone(&stop), Arc::clone(&ended), to.to_vec());
                 netns.start(move || {
                     let mut tally = Tally::default();
@@ -81,7 +85,14 @@ impl Load {
                         if stop.load(Ordering::Relaxed) {
                             break;
                         }
-                        tally.count(client::exchange(*address, TEXT));
+                        let begun = start.elapsed();
+                        let reply = client::exchange(*address, TEXT);
+                        if !matches!(&reply, Ok(reply) if reply == TEXT) {
+                            let ended = start.elapsed();
+                            let note = format!("{address}, {begun:?} to {ended:?}: {reply:?}");
+                            tally.notes.push(note);
+                        }
+                        tally.count(reply);
                         ended.fetch_add(1, Ordering::Relaxed);
                         thread::sleep(PAUSE);
                     }

@@ -18,7 +18,7 @@ fn every_program_loads_within_its_budget() {
                 faults.push(format!("{name}: no budget"));
                 continue;
             };
-            if !is_for_this_kernel(name) {
+            if !objects::is_for_this_kernel(name) {
                 continue;
             }
             if let Err(error) = objects::load(program) {
@@ -49,16 +49,12 @@ fn programs_that_log_load_too() {
         let mut loader = objects::loader(name);
         loader.override_global("AYA_LOG_LEVEL", &u8::MAX, true);
         for (name, program) in objects::open_with(loader, name).programs_mut() {
-            if !is_for_this_kernel(name) {
+            if !objects::is_for_this_kernel(name) {
                 continue;
             }
             objects::load(program).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
-}
-
-fn is_for_this_kernel(program: &str) -> bool {
-    program != "mark_connect" || objects::marking_programs().contains(&program)
 }
 
 fn budget() -> BTreeMap<String, u32> {

@@ -25,7 +25,9 @@ pub(crate) fn own_id() -> u64 {
     cgroup::id(&hierarchy().own().unwrap()).unwrap()
 }
 
-/// A cgroup with the children `app` and `proxy`, beneath the root.
+const CHILDREN: [&str; 3] = ["app", "proxy", "kubelet"];
+
+/// A cgroup with the children `app`, `proxy` and `kubelet`, beneath the root.
 pub(crate) struct Tree {
     top: PathBuf,
     home: PathBuf,
@@ -40,23 +42,23 @@ impl Tree {
         sweep(hierarchy.root());
         let home = hierarchy.own().unwrap();
         let top = hierarchy.root().join(format!("{PREFIX}{}", std::process::id()));
-        for child in ["app", "proxy"] {
+        for child in CHILDREN {
             fs::create_dir_all(top.join(child)).unwrap();
         }
         Self { top, home, _turn: turn }
     }
 
-    /// The parent of both.
+    /// The parent of all.
     pub(crate) fn top(&self) -> &Path {
         &self.top
     }
 
-    /// The path of `app` or `proxy`.
+    /// The path of a child.
     pub(crate) fn child(&self, name: &str) -> PathBuf {
         self.top.join(name)
     }
 
-    /// Moves this process into `app` or `proxy`.
+    /// Moves this process into a child.
     pub(crate) fn enter(&self, name: &str) {
         enter(&self.child(name));
     }
@@ -89,7 +91,7 @@ fn sweep(root: &Path) {
 }
 
 fn remove(top: &Path) {
-    for path in [top.join("app"), top.join("proxy"), top.to_owned()] {
+    for path in CHILDREN.map(|child| top.join(child)).into_iter().chain([top.to_owned()]) {
         if let Err(error) = fs::remove_dir(&path) {
             println!("cgroup {} stays behind: {error}", path.display());
         }

@@ -11,7 +11,14 @@ pub(crate) struct Fixture {
     /// The lines that are neither comments nor expectations, without trailing comments.
     pub(crate) input: Vec<String>,
     /// The lines that start with `>`.
-    pub(crate) expectations: Vec<Expectation>,
+    expectations: Vec<Expectation>,
+}
+
+impl Fixture {
+    /// What is expected of a node with this `when-down`.
+    pub(crate) fn expectations_of(&self, when_down: &str) -> impl Iterator<Item = &Expectation> {
+        self.expectations.iter().filter(move |one| one.setting("when-down", "closed") == when_down)
+    }
 }
 
 /// `> PROGRAM [SETTING=VALUE ...] -> VERDICT [OUTCOME]`

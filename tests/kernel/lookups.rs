@@ -28,15 +28,21 @@ fn recorded_lookups_get_their_listener_and_are_counted() {
     if !objects::available() {
         return;
     }
-    let mut pod = objects::open("pod");
+    let mut faults = Vec::new();
+    for (when_down, pod) in objects::pods() {
+        check(when_down, pod, &mut faults);
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn check(when_down: &str, mut pod: Ebpf, faults: &mut Vec<String>) {
     let outcomes = Outcomes::of(&mut pod);
     objects::load(pod.program_mut("pick_listener").unwrap()).unwrap();
     own_addresses(&mut pod);
     let mut listeners = Listeners::of(&mut pod);
-    let mut faults = Vec::new();
     for fixture in fixture::read_all("contexts") {
         let lookup = Lookup::parse(&fixture);
-        for expectation in &fixture.expectations {
+        for expectation in fixture.expectations_of(when_down) {
             listeners.arrange(expectation.setting("listeners", "absent"));
             set_exemption(&mut pod, &lookup, expectation.setting("exempt", "no"));
             let got = match run(&pod, &outcomes, &listeners, &lookup) {
@@ -52,7 +58,6 @@ fn recorded_lookups_get_their_listener_and_are_counted() {
             }
         }
     }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 /// Gives the pod of `object` its own addresses, which the fixtures name too.

@@ -16,3 +16,4 @@ mod packets;
 mod sockets;
 mod steering;
 mod test_run;
+mod tun;

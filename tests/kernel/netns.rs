@@ -52,7 +52,8 @@ pub(crate) fn in_new(work: impl FnOnce() + Send) {
     }
 }
 
-fn ip(command: &str) {
+/// Runs `ip` in the namespace of the calling thread.
+pub(crate) fn ip(command: &str) {
     let output = Command::new("ip").args(command.split(' ')).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {command}: {errors}");

@@ -35,6 +35,15 @@ pub(crate) fn loader(name: &str) -> EbpfLoader<'static> {
     loader
 }
 
+/// The object `pod` for each thing that a node can do while the proxy is gone, as the setting `when-down` has it.
+pub(crate) fn pods() -> [(&'static str, Ebpf); 2] {
+    [("closed", &0_u32), ("open", &1)].map(|(when_down, global)| {
+        let mut loader = loader("pod");
+        loader.override_global("OPEN_WHEN_DOWN", global, true);
+        (when_down, open_with(loader, "pod"))
+    })
+}
+
 /// Loads the object `name`; its programs are not loaded yet.
 pub(crate) fn open(name: &str) -> Ebpf {
     open_with(loader(name), name)
@@ -53,6 +62,7 @@ pub(crate) fn load(program: &mut Program) -> Result<(), ProgramError> {
         Program::SockOps(program) => program.load(),
         Program::SkLookup(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
         other => panic!("no object holds a program of type {:?}", other.prog_type()),
     }
 }
@@ -62,8 +72,34 @@ pub(crate) fn marking_programs() -> &'static [&'static str] {
     if Netns::current().unwrap().cookie().unwrap().is_some() {
         return &["mark_connect", "mark_by_addr"];
     }
-    println!("skipped in part: mark_connect, because sockops cannot read a netns cookie before Linux 5.15");
+    println!(
+        "skipped in part: mark_connect, because sockops cannot read a netns cookie before Linux 5.15"
+    );
     &["mark_by_addr"]
+}
+
+/// Whether this kernel has the helpers of the program; says what is skipped.
+pub(crate) fn is_for_this_kernel(program: &str) -> bool {
+    match program {
+        "mark_connect" => marking_programs().contains(&program),
+        "reuse_bind4" | "reuse_bind6" => {
+            let new = kernel() >= (6, 1);
+            if !new {
+                println!(
+                    "skipped in part: {program}, because bind programs set no option before Linux 6.1"
+                );
+            }
+            new
+        }
+        _ => true,
+    }
+}
+
+fn kernel() -> (u32, u32) {
+    let uname = nix::sys::utsname::uname().unwrap();
+    let release = uname.release().to_str().unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
 /// The repository's `bpf-fixtures`.

@@ -27,17 +27,23 @@ fn recorded_frames_get_their_verdict_and_are_counted() {
     }
     // A frame of a test run belongs to the cgroup of this process.
     let _here = cgroup::stay();
-    let mut pod = objects::open("pod");
+    let mut faults = Vec::new();
+    for (when_down, pod) in objects::pods() {
+        check(when_down, pod, &mut faults);
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn check(when_down: &str, mut pod: Ebpf, faults: &mut Vec<String>) {
     let outcomes = Outcomes::of(&mut pod);
     for (_, program) in pod.programs_mut() {
         objects::load(program).unwrap();
     }
     own_addresses(&mut pod);
     let mut listeners = Listeners::of(&mut pod);
-    let mut faults = Vec::new();
     for fixture in fixture::read_all("packets") {
         let frame = frame(&fixture);
-        for expectation in &fixture.expectations {
+        for expectation in fixture.expectations_of(when_down) {
             listeners.arrange(expectation.setting("listeners", "absent"));
             set_owner(&mut pod, expectation.setting("owner", "app"));
             let exempt = exemption(expectation);
@@ -53,7 +59,6 @@ fn recorded_frames_get_their_verdict_and_are_counted() {
             }
         }
     }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 fn run(pod: &Ebpf, outcomes: &Outcomes, expectation: &Expectation, frame: &[u8]) -> Outcome {
@@ -94,6 +99,12 @@ fn set_owner(pod: &mut Ebpf, owner: &str) {
 fn exemption(expectation: &Expectation) -> Option<Flow> {
     let (remote, local) = expectation.setting("exempt", "").split_once(',')?;
     Some(flow(remote.parse().unwrap(), local.parse().unwrap()))
+}
+
+/// The recorded frame of that name.
+pub(crate) fn frame_of(name: &str) -> Vec<u8> {
+    let fixtures = fixture::read_all("packets");
+    frame(fixtures.iter().find(|fixture| fixture.name == name).expect("a name in the folder"))
 }
 
 fn frame(fixture: &Fixture) -> Vec<u8> {

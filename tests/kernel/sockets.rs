@@ -10,7 +10,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::HashMap,
-    programs::{CgroupAttachMode, SockOps},
+    programs::{CgroupAttachMode, CgroupSockAddr, SockOps},
 };
 use culvert_abi::{Flow, MARK_DELIVERY, Outcome, Pod, PodAddr, maps};
 use culvert_sys::netns::Netns;
@@ -215,6 +215,101 @@ fn a_delivery_is_exempt_from_its_first_packet_until_it_closes() {
     }
 }
 
+#[test]
+fn a_probe_of_an_enrolled_pod_is_exempt_until_it_closes() {
+    if !objects::available() {
+        return;
+    }
+    for own in [OWN_V4, OWN_V6] {
+        in_enrolled_pod("mark_by_addr", |steering| {
+            steering.tree.enter("kubelet");
+            let listener = std::net::TcpListener::bind((own, 0)).unwrap();
+            let local = listener.local_addr().unwrap();
+            let mut probe = None;
+            let counted = steering.outcomes.of_work(|| {
+                let socket = Socket::new(Domain::for_address(local), Type::STREAM, None).unwrap();
+                socket.connect(&local.into()).unwrap();
+                probe = Some(socket);
+            });
+            // It comes from the pod's own address here, so that it is also seen as the pod's.
+            assert_eq!(counted, ["mark_connect/local", "mark_probe/exempted"]);
+            let probe = probe.unwrap();
+            let remote = probe.local_addr().unwrap().as_socket().unwrap();
+            assert_eq!(steering.exemptions(), [flow(remote, local)]);
+            drop(probe);
+            drop(listener);
+            let outcomes = &steering.outcomes;
+            until(SOON, "the release", || {
+                (outcomes.total(Outcome::ProbeReleased) == 1).then_some(())
+            });
+            assert_eq!(steering.exemptions(), []);
+        });
+    }
+}
+
+#[test]
+fn what_else_kubelet_dials_takes_no_room() {
+    if !objects::available() {
+        return;
+    }
+    in_enrolled_pod("mark_by_addr", |steering| {
+        steering.tree.enter("kubelet");
+        let counted = steering.outcomes.of_work(|| {
+            drop(connect(&dial("127.0.0.1:9", 0)));
+            drop(connect(&dial("[::1]:9", 0)));
+        });
+        assert!(counted.is_empty(), "{counted:?}");
+        assert_eq!(steering.exemptions(), []);
+    });
+}
+
+/// The proxy's side of a connection to the pod has the application's port, and lives on when the application stops.
+#[test]
+fn a_port_that_proxied_connections_hold_can_be_bound_again_by_tcp_of_enrolled_pods_alone() {
+    if !objects::available() || !objects::is_for_this_kernel("reuse_bind4") {
+        return;
+    }
+    for own in [OWN_V4, OWN_V6] {
+        for enrolled in [true, false] {
+            in_pod("mark_connect", |steering| {
+                if enrolled {
+                    steering.enroll();
+                }
+                steering.attach_reuse();
+                steering.tree.enter("proxy");
+                let to = SocketAddr::new(own.parse().unwrap(), 8080);
+                let plain = |kind| Socket::new(Domain::for_address(to), kind, None).unwrap();
+                // As the proxy's listeners are.
+                let listener = plain(Type::STREAM);
+                listener.set_reuse_address(true).unwrap();
+                listener.bind(&to.into()).unwrap();
+                listener.listen(1).unwrap();
+                let client = plain(Type::STREAM);
+                client.connect(&to.into()).unwrap();
+                let _held = listener.accept().unwrap();
+                drop(listener);
+                steering.tree.enter("app");
+                let app = plain(Type::STREAM);
+                let bound = app.bind(&to.into()).map_err(|error| error.kind());
+                let wanted = if enrolled { Ok(()) } else { Err(io::ErrorKind::AddrInUse) };
+                assert_eq!(bound, wanted, "{to}, enrolled: {enrolled}");
+                assert_eq!(app.reuse_address().unwrap(), enrolled);
+                let anywhere = plain(Type::STREAM);
+                anywhere.bind(&SocketAddr::new(to.ip(), 0).into()).unwrap();
+                assert!(!anywhere.reuse_address().unwrap(), "any port is free as it is");
+                let datagrams = plain(Type::DGRAM);
+                datagrams.bind(&to.into()).unwrap();
+                assert!(!datagrams.reuse_address().unwrap(), "UDP is left alone");
+                if enrolled {
+                    app.listen(1).unwrap();
+                    let second = plain(Type::STREAM).bind(&to.into()).map_err(|error| error.kind());
+                    assert_eq!(second, Err(io::ErrorKind::AddrInUse), "{to}: two applications");
+                }
+            });
+        }
+    }
+}
+
 /// The programs attached to a tree of cgroups, and their maps.
 struct Steering {
     outcomes: Outcomes,
@@ -232,6 +327,7 @@ impl Steering {
         let mut node = objects::open_with(pins.loader("node"), "node");
         let mut exempt = objects::open_with(pins.loader("exempt"), "exempt");
         attach(&mut exempt, "mark_own", &tree.child("proxy"));
+        attach(&mut exempt, "mark_probe", &tree.child("kubelet"));
         attach(&mut node, program, tree.top());
         let outcomes = Outcomes::of(&mut node);
         Self { outcomes, node, exempt, _pins: pins, tree }
@@ -247,6 +343,16 @@ impl Steering {
         }
         if let Some(cookie) = cookie {
             insert(&mut self.node, maps::PODS, cookie, pod);
+        }
+    }
+
+    fn attach_reuse(&mut self) {
+        for name in ["reuse_bind4", "reuse_bind6"] {
+            let program: &mut CgroupSockAddr =
+                self.node.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+            let cgroup = File::open(self.tree.top()).unwrap();
+            program.attach(cgroup, CgroupAttachMode::Single).unwrap();
         }
     }
 
@@ -281,7 +387,7 @@ impl Pins {
 
     fn loader(&self, object: &str) -> EbpfLoader<'static> {
         let mut loader = objects::loader(object);
-        for map in [maps::OWN, maps::OUTCOMES, maps::EXEMPT] {
+        for map in [maps::OWN, maps::OUTCOMES, maps::EXEMPT, maps::PODS_BY_ADDR] {
             loader.map_pin_path(map, self.0.join(map));
         }
         loader

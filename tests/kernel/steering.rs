@@ -27,6 +27,8 @@ use crate::{
     netns::{self, OWN_V4, OWN_V6},
     objects,
     outcomes::Outcomes,
+    packets,
+    tun::{self, Tun},
 };
 
 /// A family's slots, the pod's address, and two addresses that are somebody else's.
@@ -37,6 +39,9 @@ struct Family {
     own: &'static str,
     server: &'static str,
     client: &'static str,
+    loopback: &'static str,
+    /// Reached by the tun device.
+    tunnelled: &'static str,
 }
 
 const V4: Family = Family {
@@ -46,6 +51,8 @@ const V4: Family = Family {
     own: OWN_V4,
     server: "198.51.100.10",
     client: "192.0.2.7",
+    loopback: "127.0.0.1",
+    tunnelled: "203.0.113.1",
 };
 const V6: Family = Family {
     outbound: Slot::OutboundV6,
@@ -54,6 +61,8 @@ const V6: Family = Family {
     own: OWN_V6,
     server: "2001:db8::10",
     client: "2001:db8::7",
+    loopback: "::1",
+    tunnelled: "2001:db8:1::1",
 };
 
 #[test]
@@ -121,6 +130,21 @@ fn a_pod_reaches_itself() {
 }
 
 #[test]
+fn a_pod_reaches_itself_from_loopback() {
+    in_pod(&[V4, V6], |pod, family| {
+        let app = TcpListener::bind(at(family.own, 0)).unwrap();
+        let _inbound = pod.listen(family.inbound);
+        app.set_nonblocking(true).unwrap();
+        let client =
+            Socket::new(Domain::for_address(at(family.own, 0)), Type::STREAM, None).unwrap();
+        client.bind(&at(family.loopback, 0).into()).unwrap();
+        client.connect(&app.local_addr().unwrap().into()).unwrap();
+        assert_eq!(accept(&app).1.ip(), at(family.loopback, 0).ip());
+        assert_eq!(pod.outcomes.total(Outcome::PickSelf), 1);
+    });
+}
+
+#[test]
 fn an_empty_slot_refuses_what_is_not_held() {
     in_pod(&[V6], |pod, family| {
         let refused = dial(None, at(family.server, 80), MARK_CAPTURED).unwrap_err();
@@ -159,6 +183,39 @@ fn a_syn_that_escaped_capture_does_not_leave_the_pod_unless_it_is_the_proxys() {
         let passed = || pod.outcomes.total(Outcome::GuardOwn) > 0;
         until(SOON, "the SYN to pass", || passed().then_some(()));
     });
+}
+
+#[test]
+fn a_device_without_ethernet_is_guarded_too() {
+    if !Tun::available() {
+        return;
+    }
+    let _here = cgroup::stay();
+    in_pod(&[V4, V6], |pod, family| {
+        let tun = Tun::new();
+        pod.attach("guard", tun::NAME, TcAttachType::Egress);
+        let _app = start(None, at(family.tunnelled, 80), 0).unwrap();
+        let dropped = || pod.outcomes.total(Outcome::GuardUncaptured) > 0;
+        until(SOON, "the SYN to be dropped", || dropped().then_some(()));
+        assert_eq!(tun.sent(), 0);
+    });
+}
+
+#[test]
+fn what_comes_by_a_device_without_ethernet_is_held_too() {
+    if !Tun::available() {
+        return;
+    }
+    for (name, family) in [("in-v4-syn.hex", V4), ("in-v6-syn.hex", V6)] {
+        in_pod(&[family], |pod, _| {
+            let tun = Tun::new();
+            pod.attach("hold_in", tun::NAME, TcAttachType::Ingress);
+            let ethernet = 14;
+            tun.receive(&packets::frame_of(name)[ethernet..]);
+            let held = || pod.outcomes.total(Outcome::HoldIn) > 0;
+            until(SOON, "the SYN to be held", || held().then_some(()));
+        });
+    }
 }
 
 #[test]

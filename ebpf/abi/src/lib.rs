@@ -111,7 +111,8 @@ impl Slot {
 pub mod maps {
     /// `HASH<u64 netns cookie, Pod>`: enrolled pods, the commit point of an enrolment.
     pub const PODS: &str = "pods";
-    /// `HASH<Addr, Pod>`: the same by address, for kernels whose sockops cannot read a netns cookie (before 5.15).
+    /// `HASH<Addr, Pod>`: the same by address, to know what kubelet probes, and for kernels whose sockops cannot read a
+    /// netns cookie (before 5.15).
     pub const PODS_BY_ADDR: &str = "pods_by_addr";
     /// `HASH<PodAddr, u8>`: every address of every enrolled pod.
     pub const ADDRS: &str = "addrs";
@@ -201,6 +202,18 @@ outcomes! {
     GuardUncaptured = 20, "guard", "uncaptured";
     /// A TCP packet whose header could not be read was dropped.
     GuardMalformed = 21, "guard", "malformed";
+    /// Plaintext to the pod went to the application, because the proxy is gone and the node is open then.
+    PickOpen = 22, "pick_listener", "open";
+    /// A SYN left the pod in plaintext, because the proxy is gone and the node is open then.
+    GuardOpen = 23, "guard", "open";
+    /// A probe by kubelet was exempted from capture.
+    ProbeExempted = 24, "mark_probe", "exempted";
+    /// A probe closed and its exemption was removed.
+    ProbeReleased = 25, "mark_probe", "released";
+    /// The exemption could not be stored: the probe is captured.
+    ProbeFailed = 26, "mark_probe", "failed";
+    /// The kernel refused to set `SO_REUSEADDR`: the application is told if its port is taken.
+    ReuseFailed = 27, "reuse_bind", "failed";
 }
 
 const _: () = {

@@ -8,11 +8,49 @@ use core::net::IpAddr;
 
 use super::*;
 
+/// A frame as the kernel receives it from Ethernet: what it notes is what the header says.
 impl Frame for Vec<u8> {
-    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
-        let start = usize::try_from(offset).ok()?;
-        self.get(start..start + N)?.try_into().ok()
+    fn protocol(&self) -> u16 {
+        self.get(12..14).map_or(0, |field| u16::from_be_bytes([field[0], field[1]]))
     }
+
+    fn bytes<const N: usize>(&self, position: Position) -> Option<[u8; N]> {
+        read(self, position, 14)
+    }
+
+    fn any(&self, value: u32) -> u32 {
+        value
+    }
+}
+
+/// A frame of a device that has no link-layer header, or with a protocol that the kernel was told.
+struct Noted {
+    protocol: u16,
+    link: u32,
+    data: Vec<u8>,
+}
+
+impl Frame for Noted {
+    fn protocol(&self) -> u16 {
+        self.protocol
+    }
+
+    fn bytes<const N: usize>(&self, position: Position) -> Option<[u8; N]> {
+        read(&self.data, position, self.link)
+    }
+
+    fn any(&self, value: u32) -> u32 {
+        value
+    }
+}
+
+fn read<const N: usize>(data: &[u8], position: Position, link: u32) -> Option<[u8; N]> {
+    let start = match position.origin {
+        LINK => position.offset,
+        _ => link + position.offset,
+    };
+    let start = usize::try_from(start).ok()?;
+    data.get(start..start + N)?.try_into().ok()
 }
 
 const UDP: u8 = 17;
@@ -157,6 +195,32 @@ fn one_vlan_tag_is_skipped_and_more_hide_the_packet() {
     for tag in [[0x81, 0x00, 0, 7], [0x88, 0xa8, 0, 7]] {
         check(ethernet(&tag, &[&inner]), Kind::Tcp);
         check(ethernet(&tag, &[&tag, &inner]), Kind::Malformed);
+    }
+}
+
+#[test]
+fn a_device_without_ethernet_hides_nothing() {
+    let v4 = [ipv4(6, 0, TCP).as_slice(), &TCP_SYN].concat();
+    let v6 = [ipv6(TCP).as_slice(), &TCP_SYN].concat();
+    for (protocol, data, remote) in [
+        (ETHERTYPE_IPV4, v4, v4_mapped(u32::from_ne_bytes([192, 0, 2, 7]))),
+        (ETHERTYPE_IPV6, v6, Addr(1_u128.to_be_bytes())),
+    ] {
+        let frame = Noted { protocol, link: 0, data };
+        let packet = parse(&frame);
+        assert!(packet.opens(), "{protocol:#x}");
+        assert_eq!(
+            packet.connection(&frame).unwrap().remote,
+            Endpoint { addr: remote, port: 40000 }
+        );
+    }
+}
+
+#[test]
+fn a_protocol_that_a_packet_socket_made_up_hides_nothing() {
+    for protocol in [0, 0x0806, 0x88cc] {
+        let frame = Noted { protocol, link: 14, data: v4_frame(5, 0, TCP, &TCP_SYN) };
+        assert!(parse(&frame).opens(), "{protocol:#x}");
     }
 }
 

@@ -3,45 +3,60 @@
 //! Each step may be repeated, so that a pod of a process before is adopted by the same steps. `removal` undoes them.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     net::IpAddr,
     os::fd::AsFd as _,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use aya::{
     maps::{Map, MapData, SockMap},
-    programs::{ProgramError, ProgramFd, SchedClassifier, SkLookup, links::FdLink},
+    programs::{ProgramError, SchedClassifier, SkLookup, links::FdLink},
 };
 use culvert_abi::maps as names;
 use culvert_sys::{bpf, netns::Netns};
 
 use crate::{
     cleanup::find_netns,
+    counts::Counts,
     error::{CaptureError, InNetns as _, chain},
     interfaces::{Interfaces, look_into},
     listeners::{self, Listener},
     maps::failed,
     node::{Loaded, Steering},
-    object::{self, programs},
+    object::{self, Loader, programs},
     pins::{PodPins, pin_error},
-    pod::{Addresses, Changes, Existing, Inner, Pod, Programs, Steered, sync_routing},
+    pod::{
+        Addresses, Changes, Existing, FilterProgram, Inner, Pod, Programs, Steered, sync_routing,
+    },
     removal, settings,
+    upkeep::Upkeep,
 };
 
+/// Within this time a `connect()` has sent its SYN.
+const IN_FLIGHT: Duration = Duration::from_millis(50);
+
 /// Opens the pod's listeners where someone else's rules redirect to.
-pub(crate) fn redirect(netns: &Netns) -> Result<Pod, CaptureError> {
+pub(crate) fn redirect(netns: &Netns, counts: &Arc<Counts>) -> Result<Pod, CaptureError> {
     let id = netns.inode();
     let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
     let (_, now) = look_into(netns)?;
-    let listeners = listeners::open(netns, Steering::Redirect)?;
     let addresses = Addresses::default();
-    addresses.set(now.owned());
-    let inner = Inner { id, netns: netns.clone(), addresses, steered: None };
+    addresses.set(&now);
+    let listeners = listeners::open(netns, Steering::Redirect, &addresses)?;
+    let counts = Arc::clone(counts);
+    let inner = Inner { id, netns: netns.clone(), addresses, counts, steered: None };
     Ok(Pod::new(Arc::new(inner), listeners, changes))
 }
 
 /// Captures the pod. What this call did is undone when a step fails; what a process before did is not.
-pub(crate) fn enroll(node: &Loaded, netns: &Netns) -> Result<Pod, CaptureError> {
+pub(crate) fn enroll(
+    node: &Loaded,
+    netns: &Netns,
+    counts: &Arc<Counts>,
+) -> Result<Pod, CaptureError> {
     let id = netns.inode();
     if let Some(other) = node.pins.other_owner(id)? {
         return Err(CaptureError::EnrolledElsewhere { pod: id, node: other });
@@ -53,7 +68,7 @@ pub(crate) fn enroll(node: &Loaded, netns: &Netns) -> Result<Pod, CaptureError> 
     }
     let cookie = netns.cookie().in_netns(id, "read the cookie")?;
     let adopted = pins.is_attached() && node.maps.lock().is_committed(id, cookie);
-    let enrolled = install(node, netns, &pins, cookie);
+    let enrolled = install(node, netns, counts, &pins, cookie);
     if enrolled.is_err()
         && !adopted
         && let Err(error) = removal::remove(Some(&node.maps), &pins, Some(netns))
@@ -66,6 +81,7 @@ pub(crate) fn enroll(node: &Loaded, netns: &Netns) -> Result<Pod, CaptureError> 
 fn install(
     node: &Loaded,
     netns: &Netns,
+    counts: &Arc<Counts>,
     pins: &PodPins,
     cookie: Option<u64>,
 ) -> Result<Pod, CaptureError> {
@@ -75,26 +91,34 @@ fn install(
         node.maps.lock().forget_saved(id)?;
     }
     pins.make()?;
+    if let Some(probes) = &node.probes {
+        probes.distrust(id)?;
+    }
 
     // Before the first reading: a change in between is seen by the watch.
     let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
     let (mut rtnl, now) = look_into(netns)?;
-    claim_addresses(node, id, &now)?;
+    let tracked = claim_addresses(node, id, &now)?;
 
-    let listeners = listeners::open(netns, Steering::Ebpf)?;
+    let addresses = Addresses::default();
+    addresses.set(&now);
+    let listeners = listeners::open(netns, Steering::Ebpf, &addresses)?;
     let mut object = node.loader.lock().unwrap_or_else(PoisonError::into_inner).load_pod(pins)?;
     let sock_map = object.take_map(names::LISTENERS);
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     lookup.load().map_err(refused("load", programs::PICK_LISTENER))?;
     let steered = Steered {
+        when_down: node.when_down,
         maps: node.maps.clone(),
         pins: pins.clone(),
+        loader: Arc::clone(&node.loader),
+        counts: Arc::clone(counts),
         programs: Programs {
             hold_in: load_filter(&mut object, programs::HOLD_IN)?,
             hold_out: load_filter(&mut object, programs::HOLD_OUT)?,
             guard: load_filter(&mut object, programs::GUARD)?,
         },
-        standing: Mutex::default(),
+        upkeep: Mutex::default(),
     };
     fill_slots(sock_map, &listeners)?;
 
@@ -102,26 +126,40 @@ fn install(
     settings::write(netns, settings::WANTED).in_netns(id, "write the sysctls")?;
     sync_routing(id, &mut rtnl, &now)?;
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
+    let captured_before = pins.is_attached();
     attach_lookup(lookup, netns, pins)?;
     steered.attach_holds(id, &mut rtnl, &now, Existing::Replace)?;
 
     // Commit point.
-    node.maps.lock().commit(id, cookie, now.owned())?;
+    let contested = node.maps.lock().commit(id, cookie, &tracked)?;
 
-    // Last: before the pod is captured, it would drop every connection that the pod makes.
+    // Last: before the pod is captured, it would drop every connection that the pod makes. And not at once: a connect()
+    // that ran before the commit has no mark, and its SYN may only now be on its way out.
+    if !captured_before {
+        wait_for_syns();
+    }
     steered.attach_guards(id, &mut rtnl, &now, Existing::Replace)?;
 
-    let addresses = Addresses::default();
-    addresses.set(now.owned());
-    let inner = Inner { id, netns: netns.clone(), addresses, steered: Some(steered) };
+    // What is left over is counted at the watch's first look.
+    *steered.upkeep() = Upkeep::new(&now, tracked, contested);
+    let counts = Arc::clone(counts);
+    let inner = Inner { id, netns: netns.clone(), addresses, counts, steered: Some(steered) };
     Ok(Pod::new(Arc::new(inner), listeners, changes))
 }
 
-/// Writes the pod's addresses down, unless one that others know it by is another living pod's, or the other way round.
+#[expect(clippy::disallowed_methods, reason = "enrolment blocks a thread that may")]
+fn wait_for_syns() {
+    std::thread::sleep(IN_FLIGHT);
+}
+
+/// Writes the pod's addresses down and gives them, unless one that others know it by is another living pod's, or the other way round.
 /// Those of bridges inside pods may repeat: Docker's is the same in each.
-fn claim_addresses(node: &Loaded, id: u32, now: &Interfaces) -> Result<(), CaptureError> {
-    let owned = now.owned();
-    let shared = node.maps.lock().shared_with(id, &owned)?;
+fn claim_addresses(
+    node: &Loaded,
+    id: u32,
+    now: &Interfaces,
+) -> Result<BTreeSet<IpAddr>, CaptureError> {
+    let shared = node.maps.lock().shared_with(id, &now.owned())?;
     for (other, address) in shared {
         let pins = node.version.pod(other);
         let netns = find_netns(&pins);
@@ -135,23 +173,27 @@ fn claim_addresses(node: &Loaded, id: u32, now: &Interfaces) -> Result<(), Captu
         }
     }
     let mut maps = node.maps.lock();
-    for ip in maps.addresses(id)? {
-        if !owned.contains(&ip) {
-            maps.remove_address(id, ip)?;
-        }
+    let held: BTreeSet<IpAddr> = maps.addresses(id)?.into_iter().collect();
+    let (tracked, _) = now.tracked(&held);
+    for ip in held.difference(&tracked) {
+        maps.remove_by_address(id, *ip)?;
+        maps.remove_address(id, *ip)?;
     }
-    owned.iter().try_for_each(|ip| maps.add_address(id, *ip))
+    tracked.iter().try_for_each(|ip| maps.add_address(id, *ip))?;
+    Ok(tracked)
 }
 
 fn is_known_by(netns: &Netns, address: IpAddr) -> bool {
     look_into(netns).is_ok_and(|(_, now)| now.is_known_by(address))
 }
 
-fn load_filter(object: &mut aya::Ebpf, name: &'static str) -> Result<ProgramFd, CaptureError> {
+fn load_filter(object: &mut aya::Ebpf, name: &'static str) -> Result<FilterProgram, CaptureError> {
     let program: &mut SchedClassifier = object::program(object, name)?;
     program.load().map_err(refused("load", name))?;
+    let id = program.info().map_err(refused("load", name))?.id();
     let fd = program.fd().map_err(refused("load", name))?;
-    fd.try_clone().map_err(ProgramError::IOError).map_err(refused("load", name))
+    let fd = fd.try_clone().map_err(ProgramError::IOError).map_err(refused("load", name))?;
+    Ok(FilterProgram { fd, id })
 }
 
 /// Puts each listener into its slot, in place of a predecessor's.
@@ -175,6 +217,23 @@ fn save_settings(node: &Loaded, netns: &Netns) -> Result<(), CaptureError> {
         return Ok(());
     }
     maps.save(id, settings::read(netns).in_netns(id, "read the sysctls")?)
+}
+
+/// Puts the pod's `sk_lookup` program back, whose link somebody has detached or unpinned. Its listeners are in their slots
+/// still.
+pub(crate) fn attach_lookup_anew(
+    loader: &Mutex<Loader>,
+    netns: &Netns,
+    pins: &PodPins,
+) -> Result<(), CaptureError> {
+    let listeners = pins.listeners();
+    // A new map would be an empty one, and hold every connection for good.
+    fs::metadata(&listeners).map_err(pin_error("open", &listeners))?;
+    let mut object = loader.lock().unwrap_or_else(PoisonError::into_inner).load_pod(pins)?;
+    let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
+    lookup.load().map_err(refused("load", programs::PICK_LISTENER))?;
+    pins.remove_link()?;
+    attach_lookup(lookup, netns, pins)
 }
 
 /// Attaches the program, or gives the pinned link the new one.

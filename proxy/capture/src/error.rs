@@ -105,6 +105,15 @@ pub enum CaptureError {
         /// The other node name.
         node: String,
     },
+    /// The pod's namespace exists, but nothing leads to it.
+    #[error(
+        "un-enrol pod {pod}: neither a mount nor a process leads to its network namespace, and what is in it must not \
+         be forgotten; where the pod has processes, share the host's PID namespace (hostPID: true)"
+    )]
+    NoPath {
+        /// The pod, by inode number of its namespace.
+        pod: u32,
+    },
     /// Something in the pod's network namespace could not be set up or read.
     #[error("{attempt} in network namespace {pod}")]
     Netns {

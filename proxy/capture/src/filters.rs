@@ -28,6 +28,7 @@ const HANDLE: u32 = 1;
 const TCA_BPF_FD: u16 = 6;
 const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_FLAGS: u16 = 8;
+const TCA_BPF_ID: u16 = 11;
 const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 
 /// A place where filters run.
@@ -134,6 +135,17 @@ pub(crate) fn is_attached(rtnl: &mut Rtnl, interface: u32, filter: Filter) -> io
     Ok(list(rtnl, interface, filter.hook)?.iter().any(|found| found.is(filter)))
 }
 
+/// Whether our filter is at the hook, and runs the program of this id.
+pub(crate) fn runs(
+    rtnl: &mut Rtnl,
+    interface: u32,
+    filter: Filter,
+    program: u32,
+) -> io::Result<bool> {
+    let found = list(rtnl, interface, filter.hook)?;
+    Ok(found.iter().any(|found| found.is(filter) && found.program == Some(program)))
+}
+
 /// Removes our filter from the hook, if it is there; one of another name at our priority is not ours.
 pub(crate) fn detach(rtnl: &mut Rtnl, interface: u32, filter: Filter) -> io::Result<()> {
     if !is_attached(rtnl, interface, filter)? {
@@ -163,6 +175,8 @@ struct Found {
     priority: u16,
     handle: u32,
     name: Option<String>,
+    /// The id of the program.
+    program: Option<u32>,
 }
 
 impl Found {
@@ -186,13 +200,23 @@ fn list(rtnl: &mut Rtnl, interface: u32, hook: Hook) -> io::Result<Vec<Found>> {
         let handle = u32::from(filter.header.handle);
         // Each priority is also listed by itself, with no handle.
         let priority = u16::try_from(filter.header.info >> 16).ok()?;
-        (handle != 0).then(|| Found { priority, handle, name: name(filter) })
+        (handle != 0).then(|| {
+            let program = option_of(filter, TCA_BPF_ID).and_then(|id| id.try_into().ok());
+            let program = program.map(u32::from_ne_bytes);
+            Found { priority, handle, name: name(filter), program }
+        })
     });
     Ok(found.collect())
 }
 
-/// `TCA_BPF_NAME`, which rtnetlink leaves undecoded inside `TCA_OPTIONS`.
 fn name(filter: &TcMessage) -> Option<String> {
+    let name = option_of(filter, TCA_BPF_NAME)?;
+    let name = name.strip_suffix(b"\0").unwrap_or(&name).to_vec();
+    String::from_utf8(name).ok()
+}
+
+/// One of the `TCA_BPF_*`, which rtnetlink leaves undecoded inside `TCA_OPTIONS`.
+fn option_of(filter: &TcMessage, kind: u16) -> Option<Vec<u8>> {
     let options = filter.attributes.iter().find_map(|attribute| match attribute {
         TcAttribute::Options(options) => options.first(),
         _ => None,
@@ -200,11 +224,10 @@ fn name(filter: &TcMessage) -> Option<String> {
     let TcOption::Other(options) = options else { return None };
     let mut bytes = vec![0; options.value_len()];
     options.emit_value(&mut bytes);
-    let name = NlasIterator::new(bytes.as_slice())
+    let option = NlasIterator::new(bytes.as_slice())
         .filter_map(Result::ok)
-        .find(|option| option.kind() == TCA_BPF_NAME)?;
-    let name = name.value().strip_suffix(b"\0").unwrap_or_else(|| name.value()).to_vec();
-    String::from_utf8(name).ok()
+        .find(|option| option.kind() == kind)?;
+    Some(option.value().to_vec())
 }
 
 fn option(kind: u16, value: Vec<u8>) -> TcOption {

@@ -1,7 +1,7 @@
 //! The interfaces and addresses of a network namespace, as one snapshot.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv6Addr},
 };
@@ -17,6 +17,10 @@ use crate::{
     error::{CaptureError, InNetns as _},
     rtnl::Rtnl,
 };
+
+/// Of one pod, in maps that all pods of a node share: what a pod adds to itself beyond that must not take the others'
+/// room.
+const MAX_ADDRESSES: usize = 256;
 
 /// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +102,37 @@ impl Interfaces {
     /// All addresses that are the pod's own, link-local and secondary ones included, `127.0.0.0/8` and `::1` not.
     pub(crate) fn owned(&self) -> BTreeSet<IpAddr> {
         self.addresses.iter().map(|address| address.ip).filter(|ip| !ip.is_loopback()).collect()
+    }
+
+    /// The same with the interface of each; `None` where several have it.
+    pub(crate) fn owners(&self) -> BTreeMap<IpAddr, Option<u32>> {
+        let mut owners = BTreeMap::new();
+        for address in self.addresses.iter().filter(|address| !address.ip.is_loopback()) {
+            owners
+                .entry(address.ip)
+                .and_modify(|owner| *owner = None)
+                .or_insert(Some(address.interface));
+        }
+        owners
+    }
+
+    /// As many of the pod's own addresses as the maps may hold for one pod, and how many are left over. Those that
+    /// connections start from come first, then those `held` already, then the kernel's order.
+    pub(crate) fn tracked(&self, held: &BTreeSet<IpAddr>) -> (BTreeSet<IpAddr>, usize) {
+        let owned = self.owned();
+        let primary = Family::ALL.into_iter().filter_map(|family| self.primary(family));
+        let in_order = self.addresses.iter().map(|address| address.ip);
+        let mut tracked = BTreeSet::new();
+        for ip in primary.chain(owned.intersection(held).copied()).chain(in_order) {
+            if tracked.len() == MAX_ADDRESSES {
+                break;
+            }
+            if owned.contains(&ip) {
+                tracked.insert(ip);
+            }
+        }
+        let left_over = owned.len() - tracked.len();
+        (tracked, left_over)
     }
 
     /// The address that a captured connection of the family starts from when the application has bound none.
@@ -227,6 +262,38 @@ mod tests {
         assert_eq!(all.primary(Family::V4), Some("10.0.0.5".parse().unwrap()));
         assert_eq!(all.primary(Family::V6), None);
         assert_eq!(all.owned().len(), 5);
+    }
+
+    #[test]
+    fn an_address_of_several_interfaces_tells_none_of_them() {
+        let owners = interfaces(&[
+            ("127.0.0.1", 1, Standing::Primary),
+            ("fe80::1", 2, Standing::Unfit),
+            ("fe80::2", 2, Standing::Unfit),
+            ("fe80::2", 3, Standing::Unfit),
+        ])
+        .owners();
+        let owner = |ip: &str| owners.get(&ip.parse::<IpAddr>().unwrap()).copied();
+        assert_eq!(owner("fe80::1"), Some(Some(2)));
+        assert_eq!(owner("fe80::2"), Some(None));
+        assert_eq!(owner("127.0.0.1"), None);
+    }
+
+    #[test]
+    fn no_more_addresses_are_tracked_than_a_pod_may_have() {
+        let many: Vec<String> = (0..300).map(|n| format!("10.1.{}.{}", n / 200, n % 200)).collect();
+        let mut addresses: Vec<_> =
+            many.iter().map(|ip| (ip.as_str(), 1, Standing::Lesser)).collect();
+        addresses.push(("10.200.0.5", 2, Standing::Primary));
+        let all = interfaces(&addresses);
+        let held = BTreeSet::from(["10.1.1.99".parse().unwrap(), "10.9.9.9".parse().unwrap()]);
+        let (tracked, left_over) = all.tracked(&held);
+        assert_eq!((tracked.len(), left_over), (256, 45));
+        for (ip, wanted) in
+            [("10.200.0.5", true), ("10.1.1.99", true), ("10.1.0.0", true), ("10.9.9.9", false)]
+        {
+            assert_eq!(tracked.contains(&ip.parse().unwrap()), wanted, "{ip}");
+        }
     }
 
     #[test]

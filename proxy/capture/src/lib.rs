@@ -11,7 +11,9 @@
 
 #![forbid(unsafe_code)]
 
+mod attach;
 mod cleanup;
+mod counts;
 mod enrolment;
 mod error;
 mod filters;
@@ -24,15 +26,18 @@ mod node;
 mod object;
 mod pins;
 mod pod;
+mod probes;
 mod removal;
 mod routing;
 mod rtnl;
 mod settings;
+mod upkeep;
 
 pub use cleanup::cleanup;
 pub use error::{CaptureError, HostError};
 pub use listeners::{Captured, Listener, Role};
 pub use load::check_capabilities;
 pub use logs::BpfLogs;
-pub use node::{BpfLog, Marking, Node, NodeOptions, Steering};
+pub use node::{BpfLog, Marking, Node, NodeOptions, Steering, WhenDown};
 pub use pod::{Addresses, Pod, Watch};
+pub use probes::ProbeCgroup;

@@ -19,6 +19,7 @@ use crate::{
     error::{CaptureError, InNetns as _},
     interfaces::Family,
     node::Steering,
+    pod::Addresses,
 };
 
 /// Never routed (RFC 7600 §4.8, RFC 6666 §2): a listener that is found by its socket alone cannot be reached by a packet
@@ -85,6 +86,7 @@ pub struct Listener {
     role: Role,
     slot: Slot,
     steering: Steering,
+    addresses: Addresses,
     socket: tokio::net::TcpListener,
 }
 
@@ -130,6 +132,7 @@ impl Listener {
     fn captured(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Captured> {
         let local = socket::canonical(stream.local_addr()?);
         let orig_dst = match self.steering {
+            Steering::Ebpf if self.role == Role::Outbound => self.scoped(local, peer.ip()),
             Steering::Ebpf => local,
             // A transparent rule changes no address, so that there is none to recover.
             Steering::Redirect => socket::original_dst(&stream).map_or(local, socket::canonical),
@@ -143,6 +146,18 @@ impl Listener {
         }
         socket::tune(&stream)?;
         Ok(Captured { stream, peer: socket::canonical(peer), orig_dst })
+    }
+
+    /// A link-local destination means a host on the link that the pod dialled it by, not on `lo` that it has come by:
+    /// the link of the address that the pod has chosen as source. The scope is 0 where several links have that.
+    fn scoped(&self, dst: SocketAddr, source: IpAddr) -> SocketAddr {
+        match dst {
+            SocketAddr::V6(mut dst) if dst.ip().is_unicast_link_local() => {
+                dst.set_scope_id(self.addresses.interface_of(source).unwrap_or(0));
+                dst.into()
+            }
+            _ => dst,
+        }
     }
 }
 
@@ -168,7 +183,11 @@ impl Trouble {
 }
 
 /// Opens the pod's listeners; none for IPv6 where the kernel has none. Must run in a tokio runtime.
-pub(crate) fn open(netns: &Netns, steering: Steering) -> Result<Vec<Listener>, CaptureError> {
+pub(crate) fn open(
+    netns: &Netns,
+    steering: Steering,
+    addresses: &Addresses,
+) -> Result<Vec<Listener>, CaptureError> {
     let pod = netns.inode();
     let mut listeners = Vec::new();
     for family in Family::ALL {
@@ -187,7 +206,8 @@ pub(crate) fn open(netns: &Netns, steering: Steering) -> Result<Vec<Listener>, C
             check_netns(&socket, netns).in_netns(pod, "check the listener")?;
             let socket = tokio::net::TcpListener::from_std(socket)
                 .in_netns(pod, format!("listen on {addr}"))?;
-            listeners.push(Listener { role, slot: role.slot(family), steering, socket });
+            let (slot, addresses) = (role.slot(family), addresses.clone());
+            listeners.push(Listener { role, slot, steering, addresses, socket });
         }
     }
     Ok(listeners)

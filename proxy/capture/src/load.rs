@@ -1,32 +1,29 @@
 //! Start of a node: its programs are loaded, attached to their cgroups, and seen to work.
 
 use std::{
-    fs::{self, File},
-    io,
     net::{Ipv4Addr, TcpListener, TcpStream},
-    os::fd::AsFd as _,
-    path::Path,
-    sync::Mutex,
+    sync::{Arc, Mutex},
 };
 
 use aya::{
     Ebpf,
-    programs::{CgroupAttachMode, ProgramError, SockOps, links::FdLink},
+    programs::{CgroupSockAddr, SockOps, links::FdLink},
 };
 use culvert_abi::Outcome;
 use culvert_sys::{
-    bpf::{self, LinkTarget},
     caps::{Capability, Effective},
     cgroup,
 };
 
 use crate::{
+    attach::{self, Cgroup},
     error::{CaptureError, HostError, chain},
     logs::BpfLogs,
     maps::Maps,
-    node::{BpfLog, Loaded, Marking, NodeOptions, SharedMaps},
+    node::{BpfLog, Loaded, Marking, NodeOptions, SharedMaps, WhenDown},
     object::{self, Loader, programs},
-    pins::{self, NodePins, VersionPins, pin_error},
+    pins::{self, NodePins, PodPins, VersionPins},
+    probes::{self, Probes, Surroundings},
     removal,
 };
 
@@ -42,10 +39,17 @@ pub(crate) fn load(options: &NodeOptions) -> Result<Loaded, CaptureError> {
     let pins = NodePins::lock(&options.bpffs, &options.name)?;
     let version = pins.open_version()?;
     match install(options, &version, root, own) {
-        Ok((loader, maps, marking, logs)) => {
-            let (loader, logs) = (Mutex::new(loader), Mutex::new(logs));
-            Ok(Loaded { pins, version, loader, maps: SharedMaps::new(maps), marking, logs })
-        }
+        Ok(Installed { loader, maps, marking, link, probes, logs }) => Ok(Loaded {
+            pins,
+            version,
+            loader: Arc::new(Mutex::new(loader)),
+            maps: SharedMaps::new(maps),
+            marking,
+            link: Mutex::new(link),
+            when_down: options.when_down,
+            probes,
+            logs: Mutex::new(logs),
+        }),
         Err(error) => {
             if pins.is_new() {
                 match removal::remove_version(&version) {
@@ -60,35 +64,95 @@ pub(crate) fn load(options: &NodeOptions) -> Result<Loaded, CaptureError> {
     }
 }
 
+struct Installed {
+    loader: Loader,
+    maps: Maps,
+    marking: Marking,
+    link: Option<FdLink>,
+    probes: Option<Probes>,
+    logs: Option<BpfLogs>,
+}
+
 fn install(
     options: &NodeOptions,
     version: &VersionPins,
     root: u64,
     own: u64,
-) -> Result<(Loader, Maps, Marking, Option<BpfLogs>), CaptureError> {
+) -> Result<Installed, CaptureError> {
     Maps::create(version)?;
-    let mut loader = Loader::new(version, options.log);
+    let mut loader = Loader::new(version, options.log, options.when_down);
     let mut node = loader.load("node", object::NODE)?;
     let mut exempt = loader.load("exempt", object::EXEMPT)?;
     let mut maps = Maps::open(version)?;
     maps.set_own_cgroup(own)?;
 
     // First ours: were it the other way round, a connection of our own could be captured in between.
-    load_sock_ops(&mut exempt, programs::MARK_OWN)?;
-    attach(&mut exempt, programs::MARK_OWN, version, &options.own_cgroup, own)?;
-    let marking = load_marking(&mut node)?;
-    let name = match marking {
-        Marking::ByNetns => programs::MARK_CONNECT,
-        Marking::ByAddress => programs::MARK_BY_ADDR,
+    let own = Cgroup { path: &options.own_cgroup, id: own };
+    let root = Cgroup { path: &options.cgroup_root, id: root };
+    let mark_own = load_sock_ops(&mut exempt, programs::MARK_OWN)?;
+    attach::pinned(mark_own, programs::MARK_OWN, own, &version.link(programs::MARK_OWN))?;
+    let (marking, mark) = load_marking(&mut node)?;
+    // Either marking program goes by one link, so that a kernel update leaves no second one.
+    let pin = version.link(programs::MARK_CONNECT);
+    let link = match options.when_down {
+        WhenDown::Hold | WhenDown::Refuse => {
+            attach::pinned(mark, programs::MARK_CONNECT, root, &pin)?;
+            None
+        }
+        // What is marked has nowhere else to go, so that marking must end with the process.
+        WhenDown::Open => Some(attach::unpinned(mark, programs::MARK_CONNECT, root, &pin)?),
     };
-    attach(&mut node, name, version, &options.cgroup_root, root)?;
     check_mark_own(&maps)?;
+    let probes = attach_probes(options, version, &mut exempt)?;
+    attach_reuse(&mut node, version, root)?;
 
     let logs = match options.log {
         BpfLog::Off => None,
         BpfLog::On => BpfLogs::of([&mut node, &mut exempt]),
     };
-    Ok((loader, maps, marking, logs))
+    Ok(Installed { loader, maps, marking, link, probes, logs })
+}
+
+/// Exempts what kubelet dials, where its cgroup is known.
+fn attach_probes(
+    options: &NodeOptions,
+    version: &VersionPins,
+    exempt: &mut Ebpf,
+) -> Result<Option<Probes>, CaptureError> {
+    let pods: Vec<u32> = version.pods()?.iter().map(PodPins::id).collect();
+    let around = Surroundings { root: &options.cgroup_root, own: &options.own_cgroup, pods: &pods };
+    let pin = version.link(programs::MARK_PROBE);
+    let Some((path, id)) = probes::find(&options.probes, around) else {
+        attach::remove(&pin)?;
+        return Ok(None);
+    };
+    let program = load_sock_ops(exempt, programs::MARK_PROBE)?;
+    attach::pinned(program, programs::MARK_PROBE, Cgroup { path: &path, id }, &pin)?;
+    tracing::info!(cgroup = %path.display(), "probes from kubelet's cgroup are not captured");
+    Ok(Some(Probes { path, pin }))
+}
+
+/// Lets pods bind ports that proxied connections hold, where the kernel can (Linux 6.1).
+fn attach_reuse(
+    node: &mut Ebpf,
+    version: &VersionPins,
+    root: Cgroup<'_>,
+) -> Result<(), CaptureError> {
+    for name in [programs::REUSE_BIND4, programs::REUSE_BIND6] {
+        let program: &mut CgroupSockAddr = object::program(node, name)?;
+        if let Err(refused) = program.load() {
+            tracing::warn!(
+                program = name,
+                reason = chain(&refused),
+                "this kernel does not let bind programs set options (Linux 6.1): an application without SO_REUSEADDR \
+                 that starts again may find its port taken by connections through the proxy",
+            );
+            attach::remove(&version.link(name))?;
+            continue;
+        }
+        attach::pinned(program, name, root, &version.link(name))?;
+    }
+    Ok(())
 }
 
 /// Whether this process may do what capture does; [`Node::start`](crate::Node::start) asks it too. Every capability that
@@ -102,60 +166,35 @@ pub fn check_capabilities() -> Result<(), HostError> {
 }
 
 /// Tries the program that knows the namespace; only where the kernel refuses it, the one that knows addresses.
-fn load_marking(node: &mut Ebpf) -> Result<Marking, CaptureError> {
-    let refused = match load_sock_ops(node, programs::MARK_CONNECT) {
-        Ok(()) => return Ok(Marking::ByNetns),
-        Err(refused) => refused,
+fn load_marking(node: &mut Ebpf) -> Result<(Marking, &mut SockOps), CaptureError> {
+    let marking = match load_sock_ops(node, programs::MARK_CONNECT) {
+        Ok(_) => Marking::ByNetns,
+        Err(refused) => {
+            load_sock_ops(node, programs::MARK_BY_ADDR)?;
+            tracing::warn!(
+                reason = chain(&refused),
+                "this kernel does not tell sockops programs the network namespace (Linux 5.15): pods are known by \
+                 address",
+            );
+            Marking::ByAddress
+        }
     };
-    load_sock_ops(node, programs::MARK_BY_ADDR)?;
-    tracing::warn!(
-        reason = chain(&refused),
-        "this kernel does not tell sockops programs the network namespace (Linux 5.15): pods are known by address",
-    );
-    Ok(Marking::ByAddress)
+    let name = match marking {
+        Marking::ByNetns => programs::MARK_CONNECT,
+        Marking::ByAddress => programs::MARK_BY_ADDR,
+    };
+    Ok((marking, object::program(node, name)?))
 }
 
-fn load_sock_ops(object: &mut Ebpf, name: &'static str) -> Result<(), CaptureError> {
-    let program: &mut SockOps = object::program(object, name)?;
-    program.load().map_err(|source| CaptureError::Program {
-        attempt: "load",
-        program: name,
-        source,
-    })
-}
-
-/// Attaches the program to the cgroup `id` at `path`: by its pinned link where that is attached there, else anew.
-fn attach(
-    object: &mut Ebpf,
+fn load_sock_ops<'a>(
+    object: &'a mut Ebpf,
     name: &'static str,
-    version: &VersionPins,
-    path: &Path,
-    id: u64,
-) -> Result<(), CaptureError> {
-    let failed = |source| CaptureError::Program { attempt: "attach", program: name, source };
-    // Either marking program goes by one link, so that a kernel update leaves no second one.
-    let pin = version.link(if name == programs::MARK_OWN { name } else { programs::MARK_CONNECT });
+) -> Result<&'a mut SockOps, CaptureError> {
     let program: &mut SockOps = object::program(object, name)?;
-    if let Ok(link) = bpf::open_pin(&pin)
-        && matches!(bpf::link_target(link.as_fd()), Ok(LinkTarget::Cgroup(found)) if found == id)
-    {
-        let fd = program.fd().map_err(failed)?;
-        return bpf::link_update(link.as_fd(), fd.as_fd())
-            .map_err(ProgramError::IOError)
-            .map_err(failed);
+    match program.load() {
+        Ok(()) => Ok(program),
+        Err(source) => Err(CaptureError::Program { attempt: "load", program: name, source }),
     }
-    let cgroup = File::open(path).map_err(pin_error("open cgroup", path))?;
-    // A link is always one of many; any other mode is EINVAL for links.
-    let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(failed)?;
-    let link = program.take_link(id).map_err(failed)?;
-    let link =
-        FdLink::try_from(link).map_err(|e| failed(ProgramError::IOError(io::Error::other(e))))?;
-    let aside = pin.with_file_name(format!("{name}-new"));
-    if aside.exists() {
-        fs::remove_file(&aside).map_err(pin_error("remove", &aside))?;
-    }
-    let _pinned = link.pin(&aside).map_err(|e| pin_error("pin", &aside)(io::Error::other(e)))?;
-    fs::rename(&aside, &pin).map_err(pin_error("pin", &pin))
 }
 
 /// On hybrid hosts a `net_cls` or `net_prio` controller can take a socket's cgroup2 away; then nothing of ours is known as

@@ -1,6 +1,6 @@
 //! The pinned maps that user space reads and writes; what an entry means is written in the ABI crate.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr};
+use std::{collections::BTreeSet, fmt, io::ErrorKind, net::IpAddr};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
 use culvert_abi::{Addr, Outcome, Pod, PodAddr, Saved, maps};
@@ -17,6 +17,17 @@ const PODS: u32 = 4096;
 const OWN_CGROUPS: u32 = 64;
 /// `linux/bpf.h`.
 const BPF_F_NO_PREALLOC: u32 = 1;
+
+/// `linux/bpf.h`.
+const BPF_NOEXIST: u64 = 1;
+
+/// Whether an address tells the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    Granted,
+    /// It is another pod's for now.
+    Contested,
+}
 
 /// Open maps of a node.
 pub(crate) struct Maps {
@@ -47,19 +58,24 @@ impl Maps {
         create::<u32, Saved>(pins, maps::SAVED, PODS, 0)
     }
 
-    /// Makes the pod one that programs act on.
+    /// Makes the pod one that programs act on. Gives its addresses that are another pod's by [`maps::PODS_BY_ADDR`].
     pub(crate) fn commit(
         &mut self,
         pod: u32,
         cookie: Option<u64>,
-        owned: impl IntoIterator<Item = IpAddr>,
-    ) -> Result<(), CaptureError> {
+        owned: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<IpAddr>, CaptureError> {
+        let mut contested = BTreeSet::new();
         for ip in owned {
-            self.add_by_address(pod, ip)?;
+            if self.add_by_address(pod, *ip)? == Claim::Contested {
+                contested.insert(*ip);
+            }
         }
-        let Some(cookie) = cookie else { return Ok(()) };
-        let value = Pod { id: pod, flags: 0 };
-        self.pods.insert(cookie, value, 0).map_err(failed("insert into", maps::PODS))
+        if let Some(cookie) = cookie {
+            let value = Pod { id: pod, flags: 0 };
+            self.pods.insert(cookie, value, 0).map_err(failed("insert into", maps::PODS))?;
+        }
+        Ok(contested)
     }
 
     /// The first thing that an un-enrolment does: no new connection of the pod is marked.
@@ -76,14 +92,20 @@ impl Maps {
         }
     }
 
-    pub(crate) fn add_by_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
+    /// Adds the entry, unless another pod has the address too and came first.
+    pub(crate) fn add_by_address(&mut self, pod: u32, ip: IpAddr) -> Result<Claim, CaptureError> {
         if is_link_local(ip) {
-            return Ok(());
+            return Ok(Claim::Granted);
         }
-        let value = Pod { id: pod, flags: 0 };
-        self.pods_by_addr
-            .insert(to_abi(ip), value, 0)
-            .map_err(failed("insert into", maps::PODS_BY_ADDR))
+        let (key, value) = (to_abi(ip), Pod { id: pod, flags: 0 });
+        match self.pods_by_addr.insert(key, value, BPF_NOEXIST) {
+            Ok(()) => Ok(Claim::Granted),
+            Err(MapError::SyscallError(e)) if e.io_error.kind() == ErrorKind::AlreadyExists => {
+                let ours = self.pods_by_addr.get(&key, 0).is_ok_and(|value| value.id == pod);
+                Ok(if ours { Claim::Granted } else { Claim::Contested })
+            }
+            Err(e) => Err(failed("insert into", maps::PODS_BY_ADDR)(e)),
+        }
     }
 
     /// Removes the entry, unless it has become another pod's.
@@ -106,7 +128,7 @@ impl Maps {
         absent_is_fine(self.addrs.remove(&key)).map_err(failed("remove from", maps::ADDRS))
     }
 
-    /// The addresses that the map holds for a pod.
+    /// The addresses that the map holds for a pod. Reads all of it, which is for enrolments alone.
     pub(crate) fn addresses(&self, pod: u32) -> Result<Vec<IpAddr>, CaptureError> {
         let entries = self.addrs.keys().collect::<Result<Vec<_>, _>>();
         let entries = entries.map_err(failed("read", maps::ADDRS))?;
@@ -206,9 +228,7 @@ fn create<K: aya::Pod, V: aya::Pod>(
 fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(())
-        }
+        Err(MapError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }

@@ -5,10 +5,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use aya::programs::links::FdLink;
 use culvert_abi::Outcome;
 use culvert_sys::netns::Netns;
 
 use crate::{
+    counts::Counts,
     enrolment,
     error::{CaptureError, HostError},
     load::load,
@@ -17,6 +19,7 @@ use crate::{
     object::Loader,
     pins::{NodePins, VersionPins},
     pod::Pod,
+    probes::{ProbeCgroup, Probes},
     removal,
 };
 
@@ -38,6 +41,17 @@ pub enum BpfLog {
     On,
 }
 
+/// What becomes of new connections of pods and to them while no process holds the node. Those of before are reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenDown {
+    /// They wait for the next process.
+    Hold,
+    /// They are refused at once; those that a pod makes by IPv4 time out, for the kernel refuses in nobody else's name.
+    Refuse,
+    /// They go around the proxy: in plaintext, and past every policy. Those to port 15008 are refused.
+    Open,
+}
+
 /// What a node needs to start.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
@@ -51,6 +65,10 @@ pub struct NodeOptions {
     pub own_cgroup: PathBuf,
     /// How connections reach the proxy.
     pub steering: Steering,
+    /// What becomes of connections while no process holds the node.
+    pub when_down: WhenDown,
+    /// Whose connections to pods are probes, which are not captured.
+    pub probes: ProbeCgroup,
     /// Whether the programs log.
     pub log: BpfLog,
 }
@@ -70,6 +88,7 @@ pub enum Marking {
 pub struct Node {
     home: Netns,
     engine: Engine,
+    counts: Arc<Counts>,
 }
 
 #[derive(Debug)]
@@ -83,9 +102,13 @@ enum Engine {
 pub(crate) struct Loaded {
     pub(crate) pins: NodePins,
     pub(crate) version: VersionPins,
-    pub(crate) loader: Mutex<Loader>,
+    pub(crate) loader: Arc<Mutex<Loader>>,
     pub(crate) maps: SharedMaps,
     pub(crate) marking: Marking,
+    /// What marks, where that must end with the process.
+    pub(crate) link: Mutex<Option<FdLink>>,
+    pub(crate) when_down: WhenDown,
+    pub(crate) probes: Option<Probes>,
     pub(crate) logs: Mutex<Option<BpfLogs>>,
 }
 
@@ -114,7 +137,7 @@ impl Node {
             Steering::Redirect => Engine::Redirect,
             Steering::Ebpf => Engine::Ebpf(Box::new(load(options)?)),
         };
-        Ok(Self { home, engine })
+        Ok(Self { home, engine, counts: Arc::default() })
     }
 
     /// Whether no process before has left anything under this node name, so that what fails may be taken back whole.
@@ -135,8 +158,8 @@ impl Node {
             return Err(CaptureError::HostNetns { inode: netns.inode() });
         }
         match &self.engine {
-            Engine::Redirect => enrolment::redirect(netns),
-            Engine::Ebpf(loaded) => enrolment::enroll(loaded, netns),
+            Engine::Redirect => enrolment::redirect(netns, &self.counts),
+            Engine::Ebpf(loaded) => enrolment::enroll(loaded, netns, &self.counts),
         }
     }
 
@@ -159,8 +182,17 @@ impl Node {
         Ok(())
     }
 
+    /// With [`WhenDown::Open`]: marks no more connections, which would have nowhere to go once this process has ended.
+    /// What a clean end begins with.
+    pub fn open_up(&self) {
+        if let Engine::Ebpf(loaded) = &self.engine {
+            drop(loaded.link.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+
     /// Ends the capture of every pinned pod but `keep`, by inode number of their namespaces: pods that went away, or
-    /// ceased to be ours, while no process ran. Blocks.
+    /// ceased to be ours, while no process ran. One whose namespace exists, but at no path that can be found, stays; that is
+    /// an error. Blocks.
     pub fn sweep(&self, keep: &[u32]) -> Result<(), CaptureError> {
         let Engine::Ebpf(loaded) = &self.engine else { return Ok(()) };
         let stale = loaded.version.pods()?.into_iter().filter(|pod| !keep.contains(&pod.id()));
@@ -183,6 +215,18 @@ impl Node {
             Engine::Redirect => Ok(Vec::new()),
             Engine::Ebpf(loaded) => loaded.maps.lock().outcomes(),
         }
+    }
+
+    /// How often something was put back that somebody had removed or changed in a pod, by what it was: `rule`, `route`,
+    /// `qdisc`, `filter`, `sysctl`, `sk_lookup`. Since the process started.
+    pub fn repairs(&self) -> Vec<(&'static str, u64)> {
+        self.counts.repairs()
+    }
+
+    /// What the watches of all pods could not do: `refused` and `panicked` looks, and each `address_ignored` because a pod
+    /// had too many. Since the process started.
+    pub fn failures(&self) -> Vec<(&'static str, u64)> {
+        self.counts.failures()
     }
 
     /// How sockets of a pod are known; `None` with redirect steering.

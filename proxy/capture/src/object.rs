@@ -7,13 +7,13 @@ use culvert_abi::maps;
 
 use crate::{
     error::CaptureError,
-    node::BpfLog,
+    node::{BpfLog, WhenDown},
     pins::{PodPins, VersionPins},
 };
 
 /// Attached once a node, at the root of cgroup2.
 pub(crate) static NODE: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/node.o"));
-/// Attached at the proxy's own cgroup.
+/// Attached at the proxy's own cgroup, and at kubelet's.
 pub(crate) static EXEMPT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/exempt.o"));
 /// Loaded once a pod, attached in its network namespace.
@@ -35,6 +35,9 @@ pub(crate) mod programs {
     pub(crate) const MARK_CONNECT: &str = "mark_connect";
     pub(crate) const MARK_BY_ADDR: &str = "mark_by_addr";
     pub(crate) const MARK_OWN: &str = "mark_own";
+    pub(crate) const MARK_PROBE: &str = "mark_probe";
+    pub(crate) const REUSE_BIND4: &str = "reuse_bind4";
+    pub(crate) const REUSE_BIND6: &str = "reuse_bind6";
     pub(crate) const PICK_LISTENER: &str = "pick_listener";
     pub(crate) const HOLD_IN: &str = "hold_in";
     pub(crate) const HOLD_OUT: &str = "hold_out";
@@ -46,21 +49,26 @@ pub(crate) mod programs {
 /// One for the life of the process: a new [`EbpfLoader`] reads all of the kernel's BTF, which takes some 25 ms, and our
 /// objects need none of it.
 pub(crate) struct Loader {
-    loader: EbpfLoader<'static>,
+    inner: EbpfLoader<'static>,
     /// The value of `POD_ID` must outlive the loader. The kernel uses inode numbers again, so these are never more than
     /// there were pods at one time.
     ids: BTreeMap<u32, &'static u32>,
+    open_when_down: &'static u32,
 }
 
 impl Loader {
-    pub(crate) fn new(pins: &VersionPins, log: BpfLog) -> Self {
+    pub(crate) fn new(pins: &VersionPins, log: BpfLog, when_down: WhenDown) -> Self {
         let mut loader = EbpfLoader::new();
         loader.btf(None);
         for map in SHARED {
             loader.map_pin_path(map, pins.map(map));
         }
         loader.override_global(aya_log::LEVEL, log_level(log), false);
-        Self { loader, ids: BTreeMap::new() }
+        let open_when_down = match when_down {
+            WhenDown::Hold | WhenDown::Refuse => &0,
+            WhenDown::Open => &1,
+        };
+        Self { inner: loader, ids: BTreeMap::new(), open_when_down }
     }
 
     pub(crate) fn load(
@@ -68,14 +76,15 @@ impl Loader {
         object: &'static str,
         bytes: &[u8],
     ) -> Result<Ebpf, CaptureError> {
-        self.loader.load(bytes).map_err(|source| CaptureError::Object { object, source })
+        self.inner.load(bytes).map_err(|source| CaptureError::Object { object, source })
     }
 
     /// Loads the pod's object; its `listeners` are pinned beside its links.
     pub(crate) fn load_pod(&mut self, pins: &PodPins) -> Result<Ebpf, CaptureError> {
         let id = *self.ids.entry(pins.id()).or_insert_with(|| Box::leak(Box::new(pins.id())));
-        self.loader.override_global("POD_ID", id, true);
-        self.loader.map_pin_path(maps::LISTENERS, pins.listeners());
+        self.inner.override_global("POD_ID", id, true);
+        self.inner.override_global("OPEN_WHEN_DOWN", self.open_when_down, true);
+        self.inner.map_pin_path(maps::LISTENERS, pins.listeners());
         self.load("pod", POD)
     }
 }

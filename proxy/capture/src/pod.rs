@@ -1,7 +1,7 @@
 //! An enrolled pod: its listeners, its addresses, and the watch that keeps what capture needs in step with them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     net::IpAddr,
     os::fd::AsFd as _,
@@ -18,21 +18,24 @@ use rtnetlink::{
         AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE,
     },
 };
+use tokio::task::JoinError;
 
 use crate::{
+    counts::{Counts, Failure, Repair},
     error::{CaptureError, InNetns as _, chain},
     filters::{self, Filter, Hook, Packets, Qdisc},
     interfaces::{Family, Interface, Interfaces, Kind, look_into},
     listeners::Listener,
-    node::SharedMaps,
-    object::programs,
+    node::{SharedMaps, WhenDown},
+    object::{Loader, programs},
     pins::PodPins,
     routing,
     rtnl::Rtnl,
+    upkeep::Upkeep,
 };
 
 /// How long a change that the kernel failed to announce may go unseen.
-const RESYNC: Duration = Duration::from_secs(30);
+const RESYNC: Duration = Duration::from_secs(5);
 /// How long changes are gathered: an interface is configured in several steps.
 const GATHER: Duration = Duration::from_millis(20);
 
@@ -59,57 +62,66 @@ pub(crate) struct Inner {
     pub(crate) id: u32,
     pub(crate) netns: Netns,
     pub(crate) addresses: Addresses,
+    pub(crate) counts: Arc<Counts>,
     pub(crate) steered: Option<Steered>,
 }
 
 /// What is kept in step where our programs steer.
 #[derive(Debug)]
 pub(crate) struct Steered {
+    pub(crate) when_down: WhenDown,
     pub(crate) maps: SharedMaps,
     pub(crate) pins: PodPins,
+    pub(crate) loader: Arc<Mutex<Loader>>,
     pub(crate) programs: Programs,
+    pub(crate) counts: Arc<Counts>,
     /// Locked while the watch makes changes, so that it makes none once the pod is leaving.
-    pub(crate) standing: Mutex<Standing>,
-}
-
-/// Whether the watch may still set things up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Standing {
-    #[default]
-    Enrolled,
-    Leaving,
+    pub(crate) upkeep: Mutex<Upkeep>,
 }
 
 /// The loaded filters, for interfaces that appear later.
 #[derive(Debug)]
 pub(crate) struct Programs {
-    pub(crate) hold_in: ProgramFd,
-    pub(crate) hold_out: ProgramFd,
-    pub(crate) guard: ProgramFd,
+    pub(crate) hold_in: FilterProgram,
+    pub(crate) hold_out: FilterProgram,
+    pub(crate) guard: FilterProgram,
+}
+
+/// A loaded filter.
+#[derive(Debug)]
+pub(crate) struct FilterProgram {
+    pub(crate) fd: ProgramFd,
+    /// How the kernel names it to whoever lists filters.
+    pub(crate) id: u32,
 }
 
 /// What becomes of a filter of ours that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Existing {
-    /// It is of this process.
-    Keep,
+pub(crate) enum Existing<'a> {
+    /// It is of this process, which has attached all filters to these interfaces.
+    Keep(&'a BTreeSet<u32>),
     /// It is of a process before.
     Replace,
 }
 
 /// The addresses of a pod as of now; cheap to clone and to ask.
 #[derive(Clone, Debug, Default)]
-pub struct Addresses(Arc<ArcSwap<BTreeSet<IpAddr>>>);
+pub struct Addresses(Arc<ArcSwap<BTreeMap<IpAddr, Option<u32>>>>);
 
 impl Addresses {
     /// Whether the pod has the address: the proof that a connection to the outbound listener is the pod's own.
     pub fn owns(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
-        ip.is_loopback() || self.0.load().contains(&ip)
+        ip.is_loopback() || self.0.load().contains_key(&ip)
     }
 
-    pub(crate) fn set(&self, owned: BTreeSet<IpAddr>) {
-        self.0.store(Arc::new(owned));
+    /// The interface that has the address, unless several have.
+    pub(crate) fn interface_of(&self, ip: IpAddr) -> Option<u32> {
+        self.0.load().get(&ip).copied().flatten()
+    }
+
+    pub(crate) fn set(&self, now: &Interfaces) {
+        self.0.store(Arc::new(now.owners()));
     }
 }
 
@@ -133,10 +145,11 @@ impl Pod {
         self.inner.addresses.clone()
     }
 
-    /// Waits for a change of the watch that is under way, and lets it make no more.
-    pub(crate) fn leave(&self) {
+    /// Waits for a change of the watch that is under way, and lets it make no more: for one that is about to be replaced by
+    /// [`Node::enroll`](crate::Node::enroll). Blocks.
+    pub fn leave(&self) {
         if let Some(steered) = &self.inner.steered {
-            *steered.standing() = Standing::Leaving;
+            steered.upkeep().leave();
         }
     }
 
@@ -167,84 +180,127 @@ impl Watch {
         let id = inner.id;
         loop {
             changes.wait().await;
-            let inner = Arc::clone(&inner);
-            let synced = tokio::task::spawn_blocking(move || inner.sync()).await;
-            if let Ok(Err(error)) = synced {
-                tracing::warn!(error = chain(&error), pod = id, "cannot follow a pod's interfaces");
-            }
+            let synced = tokio::task::spawn_blocking({
+                let inner = Arc::clone(&inner);
+                move || inner.sync()
+            });
+            report(id, &inner.counts, synced.await);
         }
+    }
+}
+
+/// Logs and counts what went wrong in one look at a pod; the next is not far.
+fn report(id: u32, counts: &Counts, synced: Result<Result<(), CaptureError>, JoinError>) {
+    match synced {
+        Ok(Err(error)) => {
+            counts.failed(Failure::Refused, 1);
+            tracing::warn!(error = chain(&error), pod = id, "cannot keep up a pod's capture");
+        }
+        Err(error) if error.is_panic() => {
+            counts.failed(Failure::Panicked, 1);
+            tracing::error!(%error, pod = id, "the watch over a pod's capture panicked; it goes on");
+        }
+        // The process ends.
+        Ok(Ok(())) | Err(_) => {}
     }
 }
 
 impl Inner {
-    /// Brings maps, routes and filters in step with the namespace as it is.
+    /// Brings what capture needs in step with the namespace as it is.
     fn sync(&self) -> Result<(), CaptureError> {
         let (mut rtnl, now) = look_into(&self.netns)?;
-        if let Some(steered) = &self.steered {
-            let standing = steered.standing();
-            if *standing == Standing::Leaving {
-                return Ok(());
-            }
-            steered.sync_addresses(self.id, &now)?;
-            sync_routing(self.id, &mut rtnl, &now)?;
-            steered.attach_holds(self.id, &mut rtnl, &now, Existing::Keep)?;
-            steered.attach_guards(self.id, &mut rtnl, &now, Existing::Keep)?;
+        self.addresses.set(&now);
+        match &self.steered {
+            Some(steered) => steered.mend(&self.netns, &mut rtnl, &now),
+            None => Ok(()),
         }
-        self.addresses.set(now.owned());
-        Ok(())
+    }
+}
+
+impl WhenDown {
+    /// Whether the filter is needed. What is marked must be held also on a node that is open while no process runs: when
+    /// the next one starts, it marks before each pod has its listeners again.
+    fn holds(self, filter: Filter) -> bool {
+        match self {
+            Self::Hold => true,
+            Self::Refuse => false,
+            Self::Open => filter.name == programs::HOLD_OUT,
+        }
     }
 }
 
 impl Steered {
-    fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn upkeep(&self) -> MutexGuard<'_, Upkeep> {
+        // It is changed step by step along with the kernel's state, and a panic leaves it true to that.
+        self.upkeep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes `addrs` and, for a committed pod, `pods_by_addr` hold just the pod's addresses.
-    fn sync_addresses(&self, id: u32, now: &Interfaces) -> Result<(), CaptureError> {
-        let owned = now.owned();
-        let mut maps = self.maps.lock();
-        let before: BTreeSet<IpAddr> = maps.addresses(id)?.into_iter().collect();
-        for ip in owned.difference(&before) {
-            maps.add_address(id, *ip)?;
-            maps.add_by_address(id, *ip)?;
-        }
-        for ip in before.difference(&owned) {
-            maps.remove_by_address(id, *ip)?;
-            maps.remove_address(id, *ip)?;
-        }
-        Ok(())
-    }
-
-    /// Attaches the filters that hold connections while there is no listener.
+    /// Attaches the filters that hold connections while there is no listener, where they are to be held.
     pub(crate) fn attach_holds(
         &self,
         id: u32,
         rtnl: &mut Rtnl,
         now: &Interfaces,
-        existing: Existing,
+        existing: Existing<'_>,
     ) -> Result<(), CaptureError> {
         for interface in now.iter() {
-            self.ensure_qdisc(id, rtnl, interface)?;
             let (filter, program) = match interface.kind {
                 Kind::Loopback => (HOLD_OUT, &self.programs.hold_out),
                 Kind::Outside => (HOLD_IN, &self.programs.hold_in),
             };
-            attach(id, rtnl, interface, (filter, program), existing)?;
+            if self.when_down.holds(filter) {
+                self.attach(id, rtnl, interface, (filter, program), existing)?;
+            } else if matches!(existing, Existing::Replace) {
+                // Of a process before, under which connections were held.
+                filters::detach(rtnl, interface.index, filter)
+                    .in_netns(id, format!("detach {} from {}", filter.name, interface.name))?;
+            }
         }
         Ok(())
     }
 
-    /// Attaches the filter that drops what capture has missed, to interfaces that have their qdisc.
+    /// Attaches the filter that drops what capture has missed.
     pub(crate) fn attach_guards(
         &self,
         id: u32,
         rtnl: &mut Rtnl,
         now: &Interfaces,
-        existing: Existing,
+        existing: Existing<'_>,
     ) -> Result<(), CaptureError> {
         for interface in now.iter().filter(|interface| interface.kind == Kind::Outside) {
-            attach(id, rtnl, interface, (GUARD, &self.programs.guard), existing)?;
+            self.attach(id, rtnl, interface, (GUARD, &self.programs.guard), existing)?;
+        }
+        Ok(())
+    }
+
+    /// Attaches a filter, and the qdisc that it needs.
+    fn attach(
+        &self,
+        id: u32,
+        rtnl: &mut Rtnl,
+        interface: &Interface,
+        (filter, program): (Filter, &FilterProgram),
+        existing: Existing<'_>,
+    ) -> Result<(), CaptureError> {
+        let Interface { index, name, .. } = interface;
+        let attempt = || format!("attach {} to {name}", filter.name);
+        let repairs = match existing {
+            Existing::Replace => false,
+            Existing::Keep(known) => {
+                if filters::runs(rtnl, *index, filter, program.id).in_netns(id, attempt())? {
+                    return Ok(());
+                }
+                known.contains(index)
+            }
+        };
+        let qdisc = self.ensure_qdisc(id, rtnl, interface)?;
+        if repairs && qdisc == Qdisc::Made {
+            self.counts.repaired(id, Repair::Qdisc, format_args!("the clsact qdisc of {name}"));
+        }
+        filters::attach(rtnl, *index, filter, program.fd.as_fd()).in_netns(id, attempt())?;
+        if repairs {
+            let what = format_args!("filter {} of {name}", filter.name);
+            self.counts.repaired(id, Repair::Filter, what);
         }
         Ok(())
     }
@@ -255,35 +311,19 @@ impl Steered {
         id: u32,
         rtnl: &mut Rtnl,
         interface: &Interface,
-    ) -> Result<(), CaptureError> {
+    ) -> Result<Qdisc, CaptureError> {
         let Interface { index, name, .. } = interface;
         if self.pins.has_qdisc(*index) {
             let attempt = format!("add a clsact qdisc to {name}");
-            return filters::add_qdisc(rtnl, *index).map(drop).in_netns(id, attempt);
+            return filters::add_qdisc(rtnl, *index).in_netns(id, attempt);
         }
         self.pins.note_qdisc(*index)?;
         let added = filters::add_qdisc(rtnl, *index);
         if !matches!(added, Ok(Qdisc::Made)) {
             self.pins.forget_qdisc(*index)?;
         }
-        added.map(drop).in_netns(id, format!("add a clsact qdisc to {name}"))
+        added.in_netns(id, format!("add a clsact qdisc to {name}"))
     }
-}
-
-fn attach(
-    id: u32,
-    rtnl: &mut Rtnl,
-    interface: &Interface,
-    (filter, program): (Filter, &ProgramFd),
-    existing: Existing,
-) -> Result<(), CaptureError> {
-    let attempt = || format!("attach {} to {}", filter.name, interface.name);
-    if existing == Existing::Keep
-        && filters::is_attached(rtnl, interface.index, filter).in_netns(id, attempt())?
-    {
-        return Ok(());
-    }
-    filters::attach(rtnl, interface.index, filter, program.as_fd()).in_netns(id, attempt())
 }
 
 /// Sends captured connections to `lo`, from the pod's address of now.
@@ -292,7 +332,6 @@ pub(crate) fn sync_routing(id: u32, rtnl: &mut Rtnl, now: &Interfaces) -> Result
     for family in Family::ALL {
         routing::add_rules(rtnl, family).in_netns(id, "add the routing rules")?;
         match now.primary(family) {
-            // Even if it seems to be there: the kernel drops it when the address goes, if only for a moment.
             Some(ip) => routing::set_route(rtnl, loopback.index, ip)
                 .in_netns(id, format!("set the route of captured connections from {ip}"))?,
             None => routing::remove_route(rtnl, family)
@@ -302,7 +341,7 @@ pub(crate) fn sync_routing(id: u32, rtnl: &mut Rtnl, now: &Interfaces) -> Result
     Ok(())
 }
 
-/// rtnetlink's announcements of interfaces and addresses that change.
+/// rtnetlink's announcements of what changes among interfaces, addresses, routes, rules, and filters.
 pub(crate) struct Changes {
     socket: TokioSocket,
 }
@@ -317,7 +356,16 @@ impl Changes {
     /// Subscribes; whatever changes from now on is not missed. Must run in a tokio runtime.
     pub(crate) fn subscribe(netns: &Netns) -> io::Result<Self> {
         let mut socket = netns.run(|| TokioSocket::new(NETLINK_ROUTE))??;
-        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let groups = [
+            MulticastGroup::Link,
+            MulticastGroup::Tc,
+            MulticastGroup::Ipv4Ifaddr,
+            MulticastGroup::Ipv4Route,
+            MulticastGroup::Ipv4Rule,
+            MulticastGroup::Ipv6Ifaddr,
+            MulticastGroup::Ipv6Route,
+            MulticastGroup::Ipv6Rule,
+        ];
         let mask = groups.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
         socket.socket_mut().bind(&SocketAddr::new(0, mask))?;
         Ok(Self { socket })
@@ -337,5 +385,18 @@ impl Changes {
                 _ = self.socket.recv(&mut buffer) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_panics_is_counted() {
+        let counts = Counts::default();
+        let looked = tokio::task::spawn_blocking(|| panic!("in a look"));
+        report(1, &counts, looked.await);
+        assert_eq!(counts.failures(), [("refused", 0), ("panicked", 1), ("address_ignored", 0)]);
     }
 }

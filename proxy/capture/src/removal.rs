@@ -24,19 +24,22 @@ pub(crate) fn withdraw(
     netns: Option<&Netns>,
 ) -> Result<(), CaptureError> {
     let id = pins.id();
-    if let Some(maps) = maps {
-        maps.lock().withdraw(id)?;
-    }
-    let Some(netns) = netns else { return detach_lookup(pins) };
+    let unmark = || maps.map_or(Ok(()), |maps| maps.lock().withdraw(id));
+    let Some(netns) = netns else {
+        unmark()?;
+        detach_lookup(pins)?;
+        return forget_addresses(maps, id);
+    };
     let (mut rtnl, now) = look_into(netns)?;
     let mut detach = |interface, filter: Filter| {
         filters::detach(&mut rtnl, interface, filter)
             .in_netns(id, format!("detach {} from interface {interface}", filter.name))
     };
-    // First: with nothing marked any more, it drops every connection that the pod makes.
+    // First: once nothing is marked any more, it drops every connection that the pod makes.
     for interface in now.iter().filter(|interface| interface.kind == Kind::Outside) {
         detach(interface.index, GUARD)?;
     }
+    unmark()?;
     detach_lookup(pins)?;
     for interface in now.iter() {
         let filter = match interface.kind {
@@ -45,7 +48,12 @@ pub(crate) fn withdraw(
         };
         detach(interface.index, filter)?;
     }
-    Ok(())
+    // Nobody asks for them any more, and another pod may be given them.
+    forget_addresses(maps, id)
+}
+
+fn forget_addresses(maps: Option<&SharedMaps>, id: u32) -> Result<(), CaptureError> {
+    maps.map_or(Ok(()), |maps| maps.lock().forget_addresses(id))
 }
 
 /// Removes all that enrolment has made. Without `netns` the namespace is gone, and what was inside with it. Without
@@ -61,9 +69,7 @@ pub(crate) fn remove(
         restore(maps, pins, netns)?;
     }
     if let Some(maps) = maps {
-        let mut maps = maps.lock();
-        maps.forget_addresses(id)?;
-        maps.forget_saved(id)?;
+        maps.lock().forget_saved(id)?;
     }
     pins.remove()
 }
@@ -76,14 +82,12 @@ pub(crate) fn remove_each(
 ) -> Result<usize, CaptureError> {
     let mut outcome = Ok(0);
     for pod in pods {
-        let netns = find_netns(&pod);
-        if netns.is_none() && pod.is_attached() {
-            tracing::warn!(
-                pod = pod.id(),
-                "found no path to the pod's network namespace: its rules and filters stay",
-            );
-        }
-        match (remove(maps, &pod, netns.as_ref()), &mut outcome) {
+        let removed = match find_netns(&pod) {
+            // Forgotten, its guard would cut it off for good.
+            None if pod.is_attached() => Err(CaptureError::NoPath { pod: pod.id() }),
+            netns => remove(maps, &pod, netns.as_ref()),
+        };
+        match (removed, &mut outcome) {
             (Ok(()), Ok(count)) => *count += 1,
             (Err(error), Ok(_)) => outcome = Err(error),
             (Ok(()), Err(_)) => {}

@@ -25,18 +25,44 @@ const PROTOCOL: RouteProtocol = RouteProtocol::Other(193);
 /// Before `main` (32766); the rule of `local` (0) stays first.
 const RULES: [(u32, u32); 2] = [(MARK_CAPTURED, 1110), (MARK_DELIVERY, 1111)];
 
-/// Adds the rules of `family`, where they are missing and the kernel has the family.
-pub(crate) fn add_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<()> {
+/// Adds the rules of `family`, where they are missing and the kernel has the family; gives the marks of those that were.
+pub(crate) fn add_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<Vec<u32>> {
+    let mut missing = Vec::new();
     for (mark, preference) in RULES {
         let request = RouteNetlinkMessage::NewRule(rule(family, mark, preference));
-        let added = rtnl.change(request, NLM_F_CREATE | NLM_F_EXCL);
-        let added = tolerate(added, Errno::EEXIST);
-        match family {
-            Family::V4 => added?,
-            Family::V6 => tolerate(added, Errno::EAFNOSUPPORT)?,
+        match rtnl.change(request, NLM_F_CREATE | NLM_F_EXCL) {
+            Ok(()) => missing.push(mark),
+            added => {
+                let added = tolerate(added, Errno::EEXIST);
+                match family {
+                    Family::V4 => added?,
+                    Family::V6 => tolerate(added, Errno::EAFNOSUPPORT)?,
+                }
+            }
         }
     }
-    Ok(())
+    Ok(missing)
+}
+
+/// Whether [`set_route`] with the same `source` has been called, and nothing has happened to the route since.
+pub(crate) fn has_route(rtnl: &mut Rtnl, loopback: u32, source: IpAddr) -> io::Result<bool> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = address_family(Family::of(source));
+    request.attributes.push(RouteAttribute::Table(TABLE));
+    let routes = match rtnl.dump(&RouteNetlinkMessage::GetRoute(request)) {
+        Ok(routes) => routes,
+        // There is no such table.
+        Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => return Ok(false),
+        Err(e) => return Err(e),
+    };
+    let wanted = [RouteAttribute::Table(TABLE), RouteAttribute::Oif(loopback), prefer(source)];
+    Ok(routes.iter().any(|found| match found {
+        RouteNetlinkMessage::NewRoute(found) => {
+            (found.header.kind, found.header.destination_prefix_length) == (RouteType::Local, 0)
+                && wanted.iter().all(|attribute| found.attributes.contains(attribute))
+        }
+        _ => false,
+    }))
 }
 
 /// Sends what the rules select to `lo`. Without `source`, a second `connect()` of one socket would be unroutable.
@@ -45,10 +71,7 @@ pub(crate) fn set_route(rtnl: &mut Rtnl, loopback: u32, source: IpAddr) -> io::R
     message.header.scope = RouteScope::Host;
     message.header.kind = RouteType::Local;
     message.attributes.push(RouteAttribute::Oif(loopback));
-    message.attributes.push(RouteAttribute::PrefSource(match source {
-        IpAddr::V4(ip) => RouteAddress::Inet(ip),
-        IpAddr::V6(ip) => RouteAddress::Inet6(ip),
-    }));
+    message.attributes.push(prefer(source));
     rtnl.change(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_REPLACE)
 }
 
@@ -102,6 +125,13 @@ fn route(family: Family) -> RouteMessage {
     message.header.scope = RouteScope::NoWhere;
     message.attributes.push(RouteAttribute::Table(TABLE));
     message
+}
+
+const fn prefer(source: IpAddr) -> RouteAttribute {
+    RouteAttribute::PrefSource(match source {
+        IpAddr::V4(ip) => RouteAddress::Inet(ip),
+        IpAddr::V6(ip) => RouteAddress::Inet6(ip),
+    })
 }
 
 const fn address_family(family: Family) -> AddressFamily {

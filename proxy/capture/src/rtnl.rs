@@ -29,6 +29,8 @@ impl Rtnl {
         let mut socket = netns.run(|| Socket::new(NETLINK_ROUTE))??;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
+        // So that the kernel sends only what a dump asks for: of routes, those of one table.
+        socket.set_netlink_get_strict_chk(true)?;
         Ok(Self { socket, sequence: 0 })
     }
 

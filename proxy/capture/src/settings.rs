@@ -29,6 +29,18 @@ pub(crate) fn read(netns: &Netns) -> io::Result<Saved> {
     })?
 }
 
+/// The settings that are there and not as an enrolled pod has them.
+pub(crate) fn astray(now: Saved) -> Vec<&'static str> {
+    let all = [
+        (TCP_FWMARK_ACCEPT, now.tcp_fwmark_accept, WANTED.tcp_fwmark_accept),
+        (FWMARK_REFLECT_V4, now.fwmark_reflect_v4, WANTED.fwmark_reflect_v4),
+        (FWMARK_REFLECT_V6, now.fwmark_reflect_v6, WANTED.fwmark_reflect_v6),
+        (LO_ACCEPT_LOCAL, now.lo_accept_local, WANTED.lo_accept_local),
+    ];
+    let astray = all.into_iter().filter(|(_, now, wanted)| *now != Saved::ABSENT && now != wanted);
+    astray.map(|(path, ..)| path).collect()
+}
+
 /// Writes the settings; absent ones are passed over.
 pub(crate) fn write(netns: &Netns, settings: Saved) -> io::Result<()> {
     netns.run(|| {

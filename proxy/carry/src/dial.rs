@@ -5,6 +5,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr, TcpStream as StdStream},
+    ops::RangeInclusive,
     time::Duration,
 };
 
@@ -12,6 +13,7 @@ use culvert_sys::{
     netns::Netns,
     socket::{self, StreamOptions},
 };
+use rand::Rng as _;
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::timeout,
@@ -19,6 +21,17 @@ use tokio::{
 
 #[cfg(test)]
 mod tests;
+
+const fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// Source ports of deliveries. In the pod's namespace both the client's own connection and its delivery are between the
+/// client's address and the application's, so that one with the port of another would be taken for it. These are above
+/// those that Linux gives to clients by default (`ip_local_port_range`).
+const DELIVERY_PORTS: RangeInclusive<u16> = 61000..=65535;
+/// How many of them are tried: with a quarter of them in use by one client, one in 65,000 dials finds none.
+const PORT_TRIES: u32 = 8;
 
 /// What a dialled connection is for; it decides mark and source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +114,24 @@ pub enum DialError {
 impl Dialer {
     /// Connects to `dst`, within [`Dialer::timeout`]. Dropping the future closes the socket.
     pub async fn dial(&self, dst: SocketAddr, leg: Leg) -> Result<TcpStream, DialError> {
-        let options = self.options(dst, leg);
+        for _ in 0..PORT_TRIES {
+            let port = rand::rng().random_range(DELIVERY_PORTS);
+            let options = self.options(dst, leg, port);
+            match self.connect(dst, leg, options).await {
+                Err(error) if options.source.is_some() && error.is_taken_port() => {}
+                done => return done,
+            }
+        }
+        // One client has most of the ports: better one that may collide than none.
+        self.connect(dst, leg, self.options(dst, leg, 0)).await
+    }
+
+    async fn connect(
+        &self,
+        dst: SocketAddr,
+        leg: Leg,
+        options: StreamOptions,
+    ) -> Result<TcpStream, DialError> {
         let socket = self
             .netns
             .run_from(&self.home, || socket::stream(dst, options))
@@ -115,14 +145,17 @@ impl Dialer {
         }
     }
 
-    fn options(&self, dst: SocketAddr, leg: Leg) -> StreamOptions {
+    fn options(&self, dst: SocketAddr, leg: Leg, port: u16) -> StreamOptions {
         match leg {
             Leg::Passthrough | Leg::Hbone => StreamOptions { mark: self.proxy_mark, source: None },
             Leg::Delivery { client } => {
                 let client = client.to_canonical();
                 // A pod that calls itself would connect a socket to its own 4-tuple's mirror.
                 let keep = client != dst.ip() && client.is_ipv4() == dst.is_ipv4();
-                StreamOptions { mark: self.delivery_mark, source: keep.then_some(client) }
+                // Nor do replies to a link-local client find the way back: the kernel sends them to the link.
+                let keep = keep && !is_link_local(client);
+                let source = keep.then_some(SocketAddr::new(client, port));
+                StreamOptions { mark: self.delivery_mark, source }
             }
         }
     }
@@ -135,6 +168,18 @@ impl Dialer {
             }
             io::ErrorKind::TimedOut => DialError::Timeout { address, leg, after: self.timeout },
             _ => DialError::Failed { address, source },
+        }
+    }
+}
+
+impl DialError {
+    /// Whether another socket has the source port, to the same destination.
+    fn is_taken_port(&self) -> bool {
+        match self {
+            Self::Failed { source, .. } | Self::Socket { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable)
+            }
+            Self::Timeout { .. } | Self::Refused { .. } | Self::Unreachable { .. } => false,
         }
     }
 }

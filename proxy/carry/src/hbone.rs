@@ -23,5 +23,7 @@ const CONNECTION_WINDOW: u32 = 4 * STREAM_WINDOW;
 const FRAME_SIZE: u32 = 1 << 20;
 /// The most that a stream may have waiting for the connection's turn; the peer's window bounds it as well.
 const SEND_BUFFER: usize = 1 << 20;
+/// Streams that we have reset and still remember: DATA on its way for a forgotten one counts against the connection.
+const RESET_STREAMS: usize = 200;
 /// How much ciphertext a connection may have waiting for its socket: enough for one large write.
 const TLS_BUFFER: usize = 256 << 10;

@@ -224,5 +224,9 @@ impl fmt::Display for ServiceName {
 
 /// `address` with IPv4-mapped IPv6 turned into IPv4, the form that all records use.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // Whole: a link-local address is nothing without its scope.
+        IpAddr::V6(_) => address,
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use culvert_mesh::Identity;
+use culvert_mesh::{Identity, reason::ResponseFlag};
 use tracing::{Level, event};
 
 use crate::flow::{Direction, FlowRecord, Party, SecurityPolicy};
@@ -45,13 +45,13 @@ pub(crate) fn opened(record: &FlowRecord) {
     flow_event!(Level::DEBUG, record, "connection opened",);
 }
 
-/// A flow has ended, with `error` if it did not end well.
-pub(crate) fn closed(record: &FlowRecord, error: Option<&str>) {
+/// A flow has ended, with `error` if it did not end well; what has no flag, as a reset by an application, is no fault.
+pub(crate) fn closed(record: &FlowRecord, flag: ResponseFlag, error: Option<&str>) {
     let (sent, received) = record.sent_and_received();
     let duration = format!("{}ms", record.elapsed().as_millis());
     let duration = duration.as_str();
-    match error {
-        None => flow_event!(
+    match (flag, error) {
+        (_, None) => flow_event!(
             Level::INFO,
             record,
             "connection complete",
@@ -59,7 +59,16 @@ pub(crate) fn closed(record: &FlowRecord, error: Option<&str>) {
             bytes_recv = received,
             duration,
         ),
-        Some(error) => flow_event!(
+        (ResponseFlag::None, Some(error)) => flow_event!(
+            Level::INFO,
+            record,
+            "connection complete",
+            bytes_sent = sent,
+            bytes_recv = received,
+            duration,
+            error,
+        ),
+        (_, Some(error)) => flow_event!(
             Level::ERROR,
             record,
             "connection complete",

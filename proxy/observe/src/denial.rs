@@ -23,6 +23,8 @@ pub enum Denial {
     BadRequest,
     /// The peer's CONNECT is for somebody else.
     WrongDestination,
+    /// Too many peers are in their handshake with the pod.
+    Overload,
     /// The flow's task ended before it had decided, as at shutdown.
     Abandoned,
 }
@@ -39,6 +41,7 @@ impl Denial {
             Self::Handshake => "handshake",
             Self::BadRequest => "bad_request",
             Self::WrongDestination => "wrong_destination",
+            Self::Overload => "overload",
             Self::Abandoned => "abandoned",
         }
     }

@@ -254,7 +254,7 @@ impl Drop for FlowRecord {
             End::Aborted => (ResponseFlag::None, Some("connection cut before its end")),
         };
         self.opened.close(flag);
-        access_log::closed(self, error);
+        access_log::closed(self, flag, error);
     }
 }
 

@@ -52,6 +52,15 @@ pub struct RunArgs {
     /// What happens to enrolled pods' connections while no culvert runs
     #[arg(long, env = "CULVERT_WHEN_DOWN", value_enum, default_value_t = WhenDown::Hold)]
     pub when_down: WhenDown,
+    /// Whose connections to pods are probes, which are not captured: `auto` looks for kubelet's cgroup, `off` is
+    /// nobody's; else a cgroup
+    #[arg(
+        long,
+        env = "CULVERT_PROBE_CGROUP",
+        value_name = "PATH|auto|off",
+        default_value = "auto"
+    )]
+    pub probe_cgroup: ProbeCgroup,
     /// Un-enrol all pods and remove every pin at exit; for tests and demonstrations
     #[arg(long, env = "CULVERT_EPHEMERAL")]
     pub ephemeral: bool,
@@ -112,6 +121,21 @@ pub enum Steering {
 pub enum WhenDown {
     /// New connections wait until culvert is back; none is refused, none leaves in plaintext
     Hold,
+    /// New connections are refused, or time out; none leaves in plaintext
+    Refuse,
+    /// New connections go around culvert: in plaintext, and past every policy
+    Open,
+}
+
+/// Whose connections are probes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeCgroup {
+    /// Nobody's.
+    Off,
+    /// kubelet's, where it is found.
+    Auto,
+    /// Those of a cgroup.
+    At(PathBuf),
 }
 
 /// Form of the log.
@@ -121,6 +145,16 @@ pub enum LogFormat {
     Plain,
     /// One JSON object a line
     Json,
+}
+
+impl From<&str> for ProbeCgroup {
+    fn from(text: &str) -> Self {
+        match text {
+            "off" => Self::Off,
+            "auto" => Self::Auto,
+            path => Self::At(path.into()),
+        }
+    }
 }
 
 fn parse_threads(text: &str) -> Result<usize, String> {

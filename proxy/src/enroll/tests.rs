@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, path::Path, process::Command};
 
-use culvert_capture::{BpfLog, NodeOptions, Steering};
+use culvert_capture::{BpfLog, NodeOptions, ProbeCgroup, Steering, WhenDown};
 use culvert_carry::Timeouts;
 use culvert_mesh::{PodRef, Snapshot};
 use culvert_observe::{Connections, Observe};
@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 use tokio::{runtime::Handle, time::timeout};
 
 use super::*;
-use crate::{readiness::Readiness, state::State};
+use crate::{pods::PodEvent, readiness::Readiness, state::State};
 
 const MISSING: &str = "/run/netns/culvert-unit-missing";
 
@@ -64,12 +64,18 @@ fn added(name: &str, service_account: &str, netns: &str) -> PodEvent {
 
 /// An enrolment that someone else steers for, so that nothing is loaded.
 fn enrolment(dir: &Path) -> Enrolment {
+    enrolment_that_drains(dir, Duration::ZERO)
+}
+
+fn enrolment_that_drains(dir: &Path, drain: Duration) -> Enrolment {
     let options = NodeOptions {
         name: "unit".to_owned(),
         bpffs: dir.to_owned(),
         cgroup_root: dir.to_owned(),
         own_cgroup: dir.to_owned(),
         steering: Steering::Redirect,
+        when_down: WhenDown::Hold,
+        probes: ProbeCgroup::Off,
         log: BpfLog::Off,
     };
     let context = NodeContext {
@@ -86,19 +92,20 @@ fn enrolment(dir: &Path) -> Enrolment {
     let marks = Marks { proxy: None, delivery: None };
     let tasks = Tasks::new(Handle::current());
     let node = Arc::new(Node::start(&options).unwrap());
-    Enrolment::new(node, Arc::new(context), marks, Duration::ZERO, tasks)
+    Enrolment::new(node, Arc::new(context), marks, drain, tasks)
 }
 
 /// Lets the enrolment follow `events`, and try again as often as it likes.
 async fn follow(enrolment: &mut Enrolment, events: impl IntoIterator<Item = PodEvent>) {
     let mut script = Script(events.into_iter().collect());
     let readiness = Readiness::default();
-    let following = enrolment.follow(&mut script, || readiness.latch("pods"));
+    let starting = readiness.latch("pods");
+    let following = enrolment.follow(&mut script, starting, || readiness.latch("pods"));
     timeout(RETRY * 3, following).await.unwrap_err();
 }
 
 fn carried(enrolment: &Enrolment) -> Vec<(&str, &str)> {
-    let pods = enrolment.enrolled.values().map(|pod| &pod.context.pod);
+    let pods = enrolment.enrolled.values().map(|pod| &pod.proxy.context.pod);
     pods.map(|pod| (&*pod.name, &*pod.service_account)).collect()
 }
 
@@ -107,7 +114,9 @@ async fn a_pod_that_was_corrected_is_not_tried_again_as_it_was() {
     let Some(netns) = Namespace::new("corrected") else { return };
     let dir = tempfile::tempdir().unwrap();
     let mut enrolment = enrolment(dir.path());
-    follow(&mut enrolment, [added("a", "web", MISSING), added("a", "web", &netns.path())]).await;
+    follow(&mut enrolment, [added("a", "web", MISSING)]).await;
+    assert!(enrolment.failed.contains_key("a"));
+    follow(&mut enrolment, [added("a", "web", &netns.path())]).await;
     assert_eq!(carried(&enrolment), [("a", "web")]);
     assert!(enrolment.failed.is_empty());
 }
@@ -135,4 +144,37 @@ async fn a_changed_pod_takes_the_place_of_the_one_before() {
     assert_eq!(carried(&enrolment), [("a", "db")]);
     follow(&mut enrolment, [added("a", "db", MISSING)]).await;
     assert!(carried(&enrolment).is_empty());
+}
+
+/// A pod with a connection that does not end by itself, which leaves.
+async fn leaving(enrolment: &mut Enrolment, name: &str, netns: &Namespace) {
+    follow(enrolment, [added(name, "web", &netns.path())]).await;
+    for pod in enrolment.enrolled.values() {
+        pod.proxy.tasks.spawn(std::future::pending());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_drains_keeps_no_other_waiting() {
+    let (Some(one), Some(two)) = (Namespace::new("drains"), Namespace::new("waits")) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut enrolment = enrolment_that_drains(dir.path(), Duration::from_hours(1));
+    leaving(&mut enrolment, "a", &one).await;
+    let events = [PodEvent::Removed("a".into()), added("b", "db", &two.path())];
+    follow(&mut enrolment, events).await;
+    assert_eq!(carried(&enrolment), [("b", "db")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_comes_back_while_it_drains_is_captured_at_once() {
+    let Some(netns) = Namespace::new("back") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut enrolment = enrolment_that_drains(dir.path(), Duration::from_hours(1));
+    leaving(&mut enrolment, "a", &netns).await;
+    follow(&mut enrolment, [PodEvent::Removed("a".into())]).await;
+    assert!(carried(&enrolment).is_empty());
+    follow(&mut enrolment, [added("b", "db", &netns.path())]).await;
+    assert_eq!(carried(&enrolment), [("b", "db")]);
 }

@@ -21,6 +21,11 @@ impl Looped {
     }
 }
 
+/// As many peers as may be are in their handshake.
+#[derive(Debug, thiserror::Error)]
+#[error("too many peers are in their handshake with this pod")]
+pub(super) struct Overloaded;
+
 /// The peer did not become one.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Handshake {

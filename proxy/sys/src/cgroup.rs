@@ -76,9 +76,10 @@ impl Hierarchy {
         Ok(Own { path: child, parent: Some(own) })
     }
 
-    /// Removes the cgroup that [`Self::enter_own`] made for a process that is gone; one that still has processes stays.
+    /// Removes the cgroup that [`Self::enter_own`] made for a process that is gone, in whichever cgroup that was started;
+    /// one that still has processes stays.
     pub fn remove_own(&self, name: &str) -> Result<(), CgroupError> {
-        remove(&self.own()?.join(name))
+        find(&self.root, name).iter().try_for_each(|cgroup| remove(cgroup))
     }
 }
 
@@ -102,6 +103,25 @@ impl Own {
         enter(parent)?;
         remove(&self.path)
     }
+}
+
+/// The cgroups called `name` beneath `root`. One that goes away meanwhile is passed over.
+fn find(root: &Path, name: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut unread = vec![root.to_owned()];
+    while let Some(cgroup) = unread.pop() {
+        for entry in fs::read_dir(cgroup).into_iter().flatten().filter_map(Result::ok) {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if entry.file_name() == name {
+                found.push(entry.path());
+            } else {
+                unread.push(entry.path());
+            }
+        }
+    }
+    found
 }
 
 fn enter(cgroup: &Path) -> Result<(), CgroupError> {
@@ -182,6 +202,17 @@ mod tests {
         let unified = "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(mount_point(unified), Some("/sys/fs/cgroup".into()));
         assert_eq!(mount_point("30 24 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n"), None);
+    }
+
+    #[test]
+    fn a_cgroup_is_found_wherever_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let wanted = dir.path().join("system.slice/session/culvert-a");
+        for other in ["culvert-b", "culvert-aa", "system.slice/culvert-b"] {
+            fs::create_dir_all(dir.path().join(other)).unwrap();
+        }
+        fs::create_dir_all(&wanted).unwrap();
+        assert_eq!(find(dir.path(), "culvert-a"), [wanted]);
     }
 
     #[test]

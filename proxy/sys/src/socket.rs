@@ -55,8 +55,9 @@ pub fn listen(addr: SocketAddr, options: ListenOptions) -> io::Result<TcpListene
 pub struct StreamOptions {
     /// `SO_MARK`.
     pub mark: Option<u32>,
-    /// Dial from this address, which need not be local; the kernel picks the port when it connects.
-    pub source: Option<IpAddr>,
+    /// Dial from this address, which need not be local. Port 0 is the kernel's choice when it connects; any other may be
+    /// shared with sockets to other destinations, and `EADDRINUSE` or `EADDRNOTAVAIL` says that it cannot be had.
+    pub source: Option<SocketAddr>,
 }
 
 /// Opens a non-blocking TCP socket for dialling `dst` in the calling thread's namespace, with no delay and keepalive.
@@ -69,9 +70,13 @@ pub fn stream(dst: SocketAddr, options: StreamOptions) -> io::Result<Socket> {
     }
     if let Some(source) = options.source {
         set_transparent(&socket, dst)?;
-        // Without it each bind would hold a port for all destinations, and one client could use up all of them.
-        set_int(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
-        socket.bind(&SocketAddr::new(source, 0).into())?;
+        // Without either a bind would hold its port for all destinations, and one client could use up all of them.
+        if source.port() == 0 {
+            set_int(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+        } else {
+            socket.set_reuse_address(true)?;
+        }
+        socket.bind(&source.into())?;
     }
     Ok(socket)
 }
@@ -90,7 +95,11 @@ pub fn reset_on_close(socket: &impl AsFd) -> io::Result<()> {
 
 /// An IPv4 address in its v4-mapped form becomes the IPv4 address; all others stay.
 pub fn canonical(addr: SocketAddr) -> SocketAddr {
-    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+    match addr.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, addr.port()),
+        // Whole: a link-local address is nothing without its scope.
+        IpAddr::V6(_) => addr,
+    }
 }
 
 /// The destination before an iptables `REDIRECT`.
@@ -221,11 +230,15 @@ mod tests {
             return;
         }
         for (source, dst) in [("192.0.2.7", "192.0.2.8:1"), ("2001:db8::7", "[2001:db8::8]:1")] {
-            let source: IpAddr = source.parse().unwrap();
-            let options = StreamOptions { mark: Some(0x53a), source: Some(source) };
-            let socket = stream(dst.parse().unwrap(), options).unwrap();
-            assert_eq!(socket.mark().unwrap(), 0x53a);
-            assert_eq!(socket.local_addr().unwrap().as_socket().unwrap().ip(), source);
+            for port in [0, 61234] {
+                let source = SocketAddr::new(source.parse().unwrap(), port);
+                let options = StreamOptions { mark: Some(0x53a), source: Some(source) };
+                let socket = stream(dst.parse().unwrap(), options).unwrap();
+                assert_eq!(socket.mark().unwrap(), 0x53a);
+                assert_eq!(socket.local_addr().unwrap().as_socket().unwrap(), source);
+                let again = stream(dst.parse().unwrap(), options);
+                assert!(again.is_ok(), "a port was held for all destinations");
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The object that is attached to the proxy's own cgroup: its attach point is its authority to say "ours".
+//! The object that is attached to cgroups of the proxy and of kubelet: the attach point is its authority to say what is
+//! not captured.
 //!
 //! What follows from that is decided by `node` (never captured) and `pod` (delivered to the application).
 #![no_std]
@@ -15,10 +16,11 @@ use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
 use aya_log_ebpf::warn;
 use culvert_abi::Outcome;
 use culvert_ebpf::{
+    endpoint::Connection,
     exempt,
     helpers::{self, Event, Socket},
 };
-use maps::{EXEMPT, OUTCOMES, OWN};
+use maps::{EXEMPT, OUTCOMES, OWN, PODS_BY_ADDR};
 
 culvert_ebpf::object!();
 
@@ -35,6 +37,40 @@ fn mark_own(ctx: SockOpsContext) -> u32 {
     0
 }
 
+/// Exempts kubelet's probes of enrolled pods until they close. Linux 5.10.
+///
+/// Fails closed: a probe that is not exempted is captured, and judged by policy as any other connection.
+#[sock_ops]
+fn mark_probe(ctx: SockOpsContext) -> u32 {
+    match helpers::event(&ctx) {
+        Event::Connect => exempt_probe(&ctx),
+        Event::Close => {
+            if forget(&ctx) {
+                helpers::count(&OUTCOMES, Outcome::ProbeReleased);
+            }
+        }
+        Event::Other => {}
+    }
+    0
+}
+
+#[inline(always)]
+fn exempt_probe(ctx: &SockOpsContext) {
+    let Some(connection) = helpers::connection(ctx) else { return };
+    // Whatever else kubelet dials needs no room in the map.
+    if helpers::find(&PODS_BY_ADDR, &connection.remote.addr).is_none() {
+        return;
+    }
+    let outcome = match exempt(ctx, &connection) {
+        Ok(()) => Outcome::ProbeExempted,
+        Err(errno) => {
+            warn!(ctx, "a probe stays captured: error {}", errno);
+            Outcome::ProbeFailed
+        }
+    };
+    helpers::count(&OUTCOMES, outcome);
+}
+
 #[inline(always)]
 fn tag(ctx: &SockOpsContext) {
     let Some(socket) = Socket::of(ctx) else { return };
@@ -44,17 +80,14 @@ fn tag(ctx: &SockOpsContext) {
     }
     helpers::count(&OUTCOMES, Outcome::OwnTagged);
     if exempt::is_delivery(socket.mark()) {
-        exempt(ctx);
+        exempt_delivery(ctx);
     }
 }
 
 #[inline(always)]
-fn exempt(ctx: &SockOpsContext) {
+fn exempt_delivery(ctx: &SockOpsContext) {
     let Some(connection) = helpers::connection(ctx) else { return };
-    match EXEMPT
-        .insert(exempt::dialled(&connection), 1, 0)
-        .and_then(|()| helpers::report_close(ctx))
-    {
+    match exempt(ctx, &connection) {
         Ok(()) => helpers::count(&OUTCOMES, Outcome::OwnExempted),
         Err(errno) => {
             helpers::count(&OUTCOMES, Outcome::OwnFailed);
@@ -65,9 +98,19 @@ fn exempt(ctx: &SockOpsContext) {
 
 #[inline(always)]
 fn release(ctx: &SockOpsContext) {
-    if let Some(connection) = helpers::connection(ctx)
-        && EXEMPT.remove(exempt::dialled(&connection)).is_ok()
-    {
+    if forget(ctx) {
         helpers::count(&OUTCOMES, Outcome::OwnReleased);
     }
+}
+
+#[inline(always)]
+fn exempt(ctx: &SockOpsContext, connection: &Connection) -> Result<(), i32> {
+    EXEMPT.insert(exempt::dialled(connection), 1, 0).and_then(|()| helpers::report_close(ctx))
+}
+
+/// Whether there was an exemption.
+#[inline(always)]
+fn forget(ctx: &SockOpsContext) -> bool {
+    helpers::connection(ctx)
+        .is_some_and(|connection| EXEMPT.remove(exempt::dialled(&connection)).is_ok())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The object that is attached once a node, at the root of cgroup2: marks what enrolled pods dial.
+//! The object that is attached once a node, at the root of cgroup2: marks what enrolled pods dial, and lets them bind
+//! ports that proxied connections hold.
 //!
 //! Whose socket it is was decided by `mark_own` in the object `exempt`, which the kernel runs before.
 #![no_std]
@@ -11,7 +12,10 @@
 
 mod maps;
 
-use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
+use aya_ebpf::{
+    macros::{cgroup_sock_addr, sock_ops},
+    programs::{SockAddrContext, SockOpsContext},
+};
 use aya_log_ebpf::warn;
 use culvert_abi::{Outcome, Pod, PodAddr};
 use culvert_ebpf::{
@@ -47,6 +51,33 @@ fn mark_by_addr(ctx: SockOpsContext) -> u32 {
         mark(&ctx, pod, &connection);
     }
     0
+}
+
+/// Sets `SO_REUSEADDR` on what enrolled pods bind to a TCP port: the proxy's side of a connection to the pod has the
+/// application's port, and may have it still when the application starts again. Linux 6.1.
+///
+/// Never refuses a bind. Fails as without it: the application is told that its port is taken (`failed`).
+#[cgroup_sock_addr(bind4)]
+fn reuse_bind4(ctx: SockAddrContext) -> i32 {
+    reuse(&ctx)
+}
+
+/// The same for IPv6.
+#[cgroup_sock_addr(bind6)]
+fn reuse_bind6(ctx: SockAddrContext) -> i32 {
+    reuse(&ctx)
+}
+
+#[inline(always)]
+fn reuse(ctx: &SockAddrContext) -> i32 {
+    const ALLOW: i32 = 1;
+    if helpers::binds_tcp_port(ctx)
+        && helpers::find(&PODS, &helpers::netns_cookie_of_bind(ctx)).is_some()
+        && helpers::reuse_address(ctx).is_err()
+    {
+        helpers::count(&OUTCOMES, Outcome::ReuseFailed);
+    }
+    ALLOW
 }
 
 #[inline(always)]

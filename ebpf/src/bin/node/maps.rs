@@ -9,14 +9,14 @@ use aya_ebpf::{
 };
 use culvert_abi::{Addr, Outcome, Pod, PodAddr};
 
-/// Enrolled pods by netns cookie. Writer: capture, at enrolment (its commit point) and un-enrolment. Reader:
-/// `mark_connect`. 4096 is eight times the largest number of pods on a node that Kubernetes is tested with. No eviction:
+/// Enrolled pods by netns cookie. Writer: capture, at enrolment (its commit point) and un-enrolment. Readers:
+/// `mark_connect`, `reuse_bind4`, `reuse_bind6`. 4096 is eight times the largest number of pods on a node that Kubernetes is tested with. No eviction:
 /// an enrolment that finds it full fails.
 #[map(name = "pods")]
 pub(crate) static PODS: HashMap<u64, Pod> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Enrolled pods by address, for kernels whose sockops cannot read a netns cookie. Writer: capture, with every change of
-/// a pod's addresses. Reader: `mark_by_addr`. Four addresses a pod. No eviction.
+/// Enrolled pods by address. Writer: capture, with every change of a pod's addresses. Readers: `mark_by_addr`,
+/// `mark_probe`. Four addresses a pod. No eviction.
 #[map(name = "pods_by_addr")]
 pub(crate) static PODS_BY_ADDR: HashMap<Addr, Pod> =
     HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);

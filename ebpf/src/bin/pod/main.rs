@@ -21,14 +21,14 @@ use aya_ebpf::{
 };
 use culvert_abi::{Addr, MARK_CAPTURED, Outcome, PodAddr};
 use culvert_ebpf::{
-    Family, Owner,
+    Family, Owner, Proxy, WhenDown,
     endpoint::{Connection, Place},
     exempt, guard,
     helpers::{self, Listener, Lookup, Skb},
-    inbound::{self, Exemption, Role, TCP, Verdict},
+    inbound::{self, Absence, Exemption, Role, TCP, Verdict},
     own_bits, packet,
 };
-use maps::{ADDRS, EXEMPT, LISTENERS, OUTCOMES, OWN_CGROUPS, POD_ID};
+use maps::{ADDRS, EXEMPT, LISTENERS, OPEN_WHEN_DOWN, OUTCOMES, OWN_CGROUPS, POD_ID};
 
 culvert_ebpf::object!();
 
@@ -37,7 +37,8 @@ const DROP: i32 = TC_ACT_SHOT;
 
 /// Gives a new connection to the proxy's listener, or leaves it to the application. `sk_lookup`, Linux 5.10.
 ///
-/// Fails closed: an empty slot, or a listener that the kernel refuses, drops (`no_listener`, `failed`).
+/// Fails closed: an empty slot, or a listener that the kernel refuses, drops (`no_listener`, `failed`), unless the node
+/// is to be open while the proxy is gone: then plaintext to the pod passes an empty slot (`open`).
 #[sk_lookup]
 fn pick_listener(ctx: SkLookupContext) -> u32 {
     let Some(lookup) = Lookup::of(&ctx) else { return SK_PASS };
@@ -46,7 +47,10 @@ fn pick_listener(ctx: SkLookupContext) -> u32 {
         Verdict::Itself => (SK_PASS, Outcome::PickSelf),
         Verdict::Exempt => (SK_PASS, Outcome::PickExempt),
         Verdict::Assign(role) => match Listener::find(&LISTENERS, role.slot(lookup.family)) {
-            None => (SK_DROP, Outcome::PickNoListener),
+            None => match inbound::without_listener(role, when_down()) {
+                Absence::Drop => (SK_DROP, Outcome::PickNoListener),
+                Absence::Pass => (SK_PASS, Outcome::PickOpen),
+            },
             Some(listener) if listener.assign(&ctx).is_err() => (SK_DROP, Outcome::PickFailed),
             Some(_) => (SK_PASS, role.outcome()),
         },
@@ -101,7 +105,8 @@ fn hold_out(ctx: TcContext) -> i32 {
 
 /// Drops TCP that would leave the pod around the proxy. tc egress of every interface but `lo`, Linux 5.10.
 ///
-/// Fails closed for what it cannot read (`malformed`).
+/// Fails closed for what it cannot read (`malformed`). Lets SYNs go (`open`) where the node is to be open while the proxy
+/// is gone.
 #[classifier]
 fn guard(ctx: TcContext) -> i32 {
     let skb = Skb(&ctx);
@@ -109,7 +114,11 @@ fn guard(ctx: TcContext) -> i32 {
         Some(_) => Owner::Proxy,
         None => Owner::App,
     };
-    match guard::verdict(packet::parse(&skb), skb.mark(), owner) {
+    let proxy = |family| match Listener::find(&LISTENERS, Role::Outbound.slot(family)) {
+        Some(_) => Proxy::Here,
+        None => Proxy::Gone,
+    };
+    match guard::verdict(packet::parse(&skb), skb.mark(), owner, proxy, when_down()) {
         guard::Verdict::Pass => PASS,
         guard::Verdict::PassCounted(outcome) => {
             helpers::count(&OUTCOMES, outcome);
@@ -137,6 +146,11 @@ fn verdict(protocol: u32, connection: &Connection) -> Verdict {
             }
         },
     )
+}
+
+#[inline(always)]
+fn when_down() -> WhenDown {
+    WhenDown::of(OPEN_WHEN_DOWN.load())
 }
 
 #[inline(always)]

@@ -14,8 +14,14 @@ use culvert_abi::{Flow, Outcome, PodAddr, Slot};
 #[unsafe(no_mangle)]
 pub(crate) static POD_ID: Global<u32> = Global::new(0);
 
+/// 1 where connections are to go around the proxy while it is gone; capture sets it before the load, the same in all
+/// pods of a node.
+#[expect(unsafe_code, reason = "user space finds the global by its symbol")]
+#[unsafe(no_mangle)]
+pub(crate) static OPEN_WHEN_DOWN: Global<u32> = Global::new(0);
+
 /// The proxy's listeners in this pod, by [`Slot`]. Writer: capture; a slot empties by itself when its listener closes.
-/// Readers: `pick_listener`, `hold_in`, `hold_out`.
+/// Readers: all programs of this object.
 #[map(name = "listeners")]
 pub(crate) static LISTENERS: SockMap = SockMap::with_max_entries(Slot::COUNT, 0);
 
@@ -24,7 +30,8 @@ pub(crate) static LISTENERS: SockMap = SockMap::with_max_entries(Slot::COUNT, 0)
 #[map(name = "addrs")]
 pub(crate) static ADDRS: HashMap<PodAddr, u8> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 
-/// Deliveries to applications, as the pod sees them. Writer: `mark_own`, before the SYN, until the socket closes.
+/// Deliveries to applications and probes, as the pod sees them. Writers: `mark_own` and `mark_probe`, before the SYN,
+/// until the socket closes.
 /// Readers: `pick_listener`, `hold_in`, of a connection's first packets only. So the size bounds handshakes under way,
 /// and eviction of the least recently used costs an established connection nothing.
 #[map(name = "exempt")]

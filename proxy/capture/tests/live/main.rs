@@ -88,7 +88,7 @@ fn a_delivery_from_the_clients_address_reaches_the_application() {
         assert_eq!(world.app.wait(app, SOON), format!("connected {dst}"));
         let options = StreamOptions {
             mark: Some(culvert_abi::MARK_DELIVERY),
-            source: Some(captured.peer.ip()),
+            source: Some(SocketAddr::new(captured.peer.ip(), 0)),
         };
         let socket = pod.netns().run(|| stream(captured.orig_dst, options)).unwrap().unwrap();
         socket.set_nonblocking(false).unwrap();
@@ -97,7 +97,7 @@ fn a_delivery_from_the_clients_address_reaches_the_application() {
     // A closed port refuses, and its reset finds the proxy rather than the client.
     let options = StreamOptions {
         mark: Some(culvert_abi::MARK_DELIVERY),
-        source: Some(OUTSIDE_V4.parse().unwrap()),
+        source: Some(SocketAddr::new(OUTSIDE_V4.parse().unwrap(), 0)),
     };
     let closed: SocketAddr = format!("{POD_V4}:9").parse().unwrap();
     let socket = pod.netns().run(|| stream(closed, options)).unwrap().unwrap();
@@ -361,11 +361,25 @@ fn what_others_remove_is_put_back() {
         run(&format!("ip -n {netns} {table}route flush table 1111"));
     }
     run(&format!("tc -n {netns} filter del dev eth0 egress pref 11"));
-    run(&format!("tc -n {netns} filter del dev lo ingress pref 11"));
-    // Any change of an interface makes the watch look; without one it looks now and then.
-    run(&format!("ip -n {netns} link set eth0 txqueuelen 900"));
-    run(&format!("ip -n {netns} link set eth0 txqueuelen 1000"));
+    run(&format!("tc -n {netns} qdisc del dev lo clsact"));
     eventually("all is as it was", || world.state() == enrolled);
+    // What the kernel announces to nobody.
+    for (sysctl, value) in [("tcp_fwmark_accept", "0"), ("conf/lo/accept_local", "0")] {
+        let path = Path::new("/proc/sys/net/ipv4").join(sysctl);
+        netns.netns().run(|| fs::write(path, value)).unwrap().unwrap();
+    }
+    world.detach_lookup(pod.id());
+    run(&format!("ip -n {netns} route replace default dev eth0 table 1111"));
+    eventually("all is as it was again", || {
+        world.state() == enrolled && world.has_lookup(pod.id())
+    });
+    let repairs = node.repairs();
+    for (kind, at_least) in
+        [("rule", 2), ("route", 3), ("qdisc", 1), ("filter", 2), ("sysctl", 2), ("sk_lookup", 1)]
+    {
+        let count = repairs.iter().find(|(name, _)| *name == kind).map(|(_, count)| *count);
+        assert!(count >= Some(at_least), "{kind}: {repairs:?}");
+    }
     task.abort();
     node.unenroll(pod).unwrap();
     node.dismantle().unwrap();
@@ -406,9 +420,21 @@ fn bridges_inside_pods_may_repeat_an_address() {
     }
     let node = world.start();
     let pods = [world.enroll(&node), world.try_enroll(&node, &twin.netns()).unwrap()];
-    for pod in pods {
+    // Where connections are known by address alone, it stays the first pod's for as long as that has it.
+    let holder = || world.holder("172.17.0.1");
+    assert_eq!(holder(), Some(pods[0].id()));
+    let [mut first, mut second] = pods;
+    let watches = [&mut first, &mut second]
+        .map(|pod| world.runtime.handle().clone().spawn(pod.take_watch().unwrap().run()));
+    run(&format!("ip -n {} link del docker0", world.pod));
+    eventually("the address is the other's", || holder() == Some(second.id()));
+    for watch in watches {
+        watch.abort();
+    }
+    for pod in [first, second] {
         node.unenroll(pod).unwrap();
     }
+    assert_eq!(holder(), None);
     node.dismantle().unwrap();
 }
 
@@ -490,4 +516,57 @@ fn a_redirected_pod_gets_listeners_and_nothing_else() {
     assert_eq!(world.accept(&listeners, Role::Hbone, &dst).orig_dst, dst.parse().unwrap());
     assert_eq!(world.app.wait(app, SOON), format!("connected {dst}"));
     node.unenroll(pod).unwrap();
+}
+
+#[test]
+fn a_pod_with_a_host_of_addresses_leaves_room_for_others() {
+    let Some(world) = World::new("many") else { return };
+    let netns = &world.pod;
+    let node = world.start();
+    let mut pod = world.enroll(&node);
+    let task = world.runtime.handle().clone().spawn(pod.take_watch().unwrap().run());
+    let add = |n| format!("addr add 10.1.{}.{}/32 dev lo", n / 200, n % 200 + 1);
+    let add: Vec<_> = (0..300).map(add).collect();
+    let batch = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&batch, add.join("\n")).unwrap();
+    run(&format!("ip -n {netns} -batch {}", batch.path().display()));
+    let last: IpAddr = "10.1.1.100".parse().unwrap();
+    let addresses = pod.addresses();
+    eventually("the last address is seen", || addresses.owns(last));
+    eventually("the room is full", || world.addresses(pod.id()).len() >= 256);
+    eventually("the rest is counted", || node.failures().contains(&("address_ignored", 47)));
+    let held = world.addresses(pod.id());
+    assert_eq!(held.len(), 256);
+    for own in [POD_V4, POD_V6] {
+        assert!(held.contains(&own.parse().unwrap()), "{own}");
+    }
+    task.abort();
+    // The same when it is enrolled with all of them.
+    drop(pod);
+    let pod = world.enroll(&node);
+    assert_eq!(world.addresses(pod.id()).len(), 256);
+    node.unenroll(pod).unwrap();
+    node.dismantle().unwrap();
+}
+
+#[test]
+fn a_pod_whose_namespace_has_no_path_stays_pinned_until_it_is_gone() {
+    let Some(world) = World::new("lost") else { return };
+    let node = world.start();
+    let started = world.pins();
+    let hidden = Namespace::new(&format!("{}-hidden", world.name));
+    run(&format!("ip -n {hidden} link add eth0 type veth peer name eth1"));
+    let netns = hidden.netns();
+    drop(world.try_enroll(&node, &netns).unwrap());
+    let pinned = world.pins();
+    drop(hidden);
+    for _ in 0..2 {
+        let error = node.sweep(&[]).unwrap_err();
+        assert!(matches!(error, CaptureError::NoPath { .. }), "{error}");
+        assert_eq!(world.pins(), pinned);
+    }
+    drop(netns);
+    eventually_ok("the namespace is gone", || node.sweep(&[]));
+    assert_eq!(world.pins(), started);
+    node.dismantle().unwrap();
 }

@@ -2,16 +2,25 @@
 
 use std::{
     fs,
+    net::{IpAddr, Ipv4Addr},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
     time::Duration,
 };
 
+use aya::maps::{Map, MapData};
+use culvert_abi::{Addr, PodAddr, maps};
 use culvert_capture::{
-    BpfLog, CaptureError, Captured, Listener, Node, NodeOptions, Pod, Role, Steering, cleanup,
+    BpfLog, CaptureError, Captured, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role, Steering,
+    WhenDown, cleanup,
 };
-use culvert_sys::{cgroup::Hierarchy, netns::Netns};
+use culvert_sys::{
+    bpf::{self, LinkTarget},
+    cgroup::Hierarchy,
+    netns::Netns,
+};
 use tokio::runtime::Runtime;
 
 use crate::app::App;
@@ -88,6 +97,8 @@ impl World {
             cgroup_root: self.own.root.clone(),
             own_cgroup: self.own.path.clone(),
             steering: Steering::Ebpf,
+            when_down: WhenDown::Hold,
+            probes: ProbeCgroup::Off,
             log: BpfLog::Off,
         }
     }
@@ -133,6 +144,46 @@ impl World {
 
     pub(crate) fn state(&self) -> String {
         state(&self.pod.netns())
+    }
+
+    /// The pod's addresses, as its programs know them.
+    pub(crate) fn addresses(&self, pod: u32) -> Vec<IpAddr> {
+        let keys =
+            self.map::<PodAddr, u8>(maps::ADDRS).keys().map(Result::unwrap).collect::<Vec<_>>();
+        let own = keys.iter().filter(|key| key.pod == pod);
+        own.map(|key| IpAddr::from(key.addr.0).to_canonical()).collect()
+    }
+
+    /// Whose the address is where pods are known by address.
+    pub(crate) fn holder(&self, ip: &str) -> Option<u32> {
+        let ip: Ipv4Addr = ip.parse().unwrap();
+        let key = Addr(ip.to_ipv6_mapped().octets());
+        self.map::<Addr, culvert_abi::Pod>(maps::PODS_BY_ADDR).get(&key, 0).ok().map(|pod| pod.id)
+    }
+
+    fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> aya::maps::HashMap<MapData, K, V> {
+        let path = self.version().join("maps").join(name);
+        Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap().try_into().unwrap()
+    }
+
+    /// Takes the pod's `sk_lookup` program away, as `bpftool link detach` does.
+    pub(crate) fn detach_lookup(&self, pod: u32) {
+        let link = bpf::open_pin(&self.lookup(pod)).unwrap();
+        bpf::link_detach(link.as_fd()).unwrap();
+    }
+
+    pub(crate) fn has_lookup(&self, pod: u32) -> bool {
+        bpf::open_pin(&self.lookup(pod))
+            .is_ok_and(|link| bpf::link_target(link.as_fd()).unwrap() == LinkTarget::Netns(pod))
+    }
+
+    fn lookup(&self, pod: u32) -> PathBuf {
+        self.version().join("pods").join(pod.to_string()).join("pick_listener")
+    }
+
+    fn version(&self) -> PathBuf {
+        let version = format!("v{}", culvert_abi::ABI_VERSION);
+        Path::new(BPFFS).join("culvert").join(&self.name).join(version)
     }
 
     pub(crate) fn pins(&self) -> Vec<PathBuf> {
@@ -203,7 +254,8 @@ impl OwnCgroup {
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
         fs::write(self.home.join("cgroup.procs"), "0").unwrap();
-        fs::remove_dir(&self.path).unwrap();
+        // A thread that was joined may still be on its way out, and counts as a member until then.
+        eventually_ok("its cgroup is empty", || fs::remove_dir(&self.path));
     }
 }
 

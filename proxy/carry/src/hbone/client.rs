@@ -24,8 +24,8 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    CONNECTION_WINDOW, FRAME_SIZE, SEND_BUFFER, STREAM_WINDOW, TLS_BUFFER, keepalive,
-    read_ahead::ReadAhead,
+    CONNECTION_WINDOW, FRAME_SIZE, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW, TLS_BUFFER,
+    keepalive, read_ahead::ReadAhead,
 };
 use crate::{Timeouts, dial::DialError};
 
@@ -108,6 +108,7 @@ where
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER)
+        .max_concurrent_reset_streams(RESET_STREAMS)
         .initial_max_send_streams(INITIAL_STREAMS)
         .enable_push(false);
     let (send, connection) = match timeout(timeouts.h2_handshake, builder.handshake(io)).await {

@@ -133,6 +133,10 @@ impl<K: Key> Pool<K> {
                 Ok(tunnel) => return Ok(tunnel),
                 Err(error) => error,
             };
+            if matches!(error, OpenError::Timeout(_)) {
+                // Whatever the peer is busy with, or gone for: the next request shall not wait behind it.
+                self.table.evict(&key, &pooled.slots);
+            }
             if is_gone(&error) {
                 self.table.evict(&key, &pooled.slots);
                 if connect.is_some() && retries > 0 {

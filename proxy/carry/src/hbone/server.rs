@@ -22,8 +22,8 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::{
-    CONNECTION_WINDOW, FRAME_SIZE, SEND_BUFFER, STREAM_WINDOW, TLS_BUFFER, Tunnel, keepalive,
-    read_ahead::ReadAhead,
+    CONNECTION_WINDOW, FRAME_SIZE, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW, TLS_BUFFER, Tunnel,
+    keepalive, read_ahead::ReadAhead,
 };
 use crate::Timeouts;
 
@@ -190,6 +190,7 @@ where
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER)
+        .max_concurrent_reset_streams(RESET_STREAMS)
         .max_concurrent_streams(STREAMS);
     let mut connection = match timeout(timeouts.h2_handshake, builder.handshake(io)).await {
         Ok(result) => result.map_err(ServeError::H2)?,

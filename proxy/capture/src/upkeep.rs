@@ -1,0 +1,185 @@
+//! Upkeep: what an enrolled pod needs in its namespace is kept as enrolment made it, whoever else changes it, and in
+//! step with the pod's interfaces and addresses. When to look is the watch's, in `pod`.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use culvert_sys::netns::Netns;
+
+use crate::{
+    counts::{Failure, Repair},
+    enrolment,
+    error::{CaptureError, InNetns as _},
+    interfaces::{Family, Interfaces},
+    maps::Claim,
+    pod::{Existing, Steered},
+    routing,
+    rtnl::Rtnl,
+    settings,
+};
+
+/// What has been set up so far: whatever is missing of it now, somebody else has taken away.
+#[derive(Debug, Default)]
+pub(crate) struct Upkeep {
+    standing: Standing,
+    /// Those with all of their filters.
+    interfaces: BTreeSet<u32>,
+    /// Where the route of each [`Family`] starts from.
+    sources: [Option<IpAddr>; 2],
+    /// What the maps hold.
+    addresses: BTreeSet<IpAddr>,
+    /// Addresses that tell another pod until that one gives them up.
+    contested: BTreeSet<IpAddr>,
+    /// How many addresses the maps have no room for.
+    left_over: usize,
+}
+
+/// Whether the watch may still set things up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Standing {
+    #[default]
+    Enrolled,
+    Leaving,
+}
+
+impl Upkeep {
+    /// Of a pod that has just been enrolled.
+    pub(crate) fn new(
+        now: &Interfaces,
+        addresses: BTreeSet<IpAddr>,
+        contested: BTreeSet<IpAddr>,
+    ) -> Self {
+        Self {
+            standing: Standing::Enrolled,
+            interfaces: now.iter().map(|interface| interface.index).collect(),
+            sources: Family::ALL.map(|family| now.primary(family)),
+            addresses,
+            contested,
+            left_over: 0,
+        }
+    }
+
+    /// From now on nothing is set up any more.
+    pub(crate) fn leave(&mut self) {
+        self.standing = Standing::Leaving;
+    }
+}
+
+impl Steered {
+    /// Puts back what is missing, and follows what has changed. A step that fails does not keep the others.
+    pub(crate) fn mend(
+        &self,
+        netns: &Netns,
+        rtnl: &mut Rtnl,
+        now: &Interfaces,
+    ) -> Result<(), CaptureError> {
+        let id = netns.inode();
+        let mut upkeep = self.upkeep();
+        if upkeep.standing == Standing::Leaving {
+            return Ok(());
+        }
+        let existing = Existing::Keep(&upkeep.interfaces);
+        let holds = self.attach_holds(id, rtnl, now, existing);
+        let guards = self.attach_guards(id, rtnl, now, existing);
+        upkeep.interfaces = now.iter().map(|interface| interface.index).collect();
+        let steps = [
+            holds,
+            guards,
+            self.mend_routing(id, rtnl, now, &mut upkeep),
+            self.mend_lookup(netns),
+            self.mend_settings(netns),
+            self.sync_addresses(id, now, &mut upkeep),
+        ];
+        steps.into_iter().collect()
+    }
+
+    fn mend_routing(
+        &self,
+        id: u32,
+        rtnl: &mut Rtnl,
+        now: &Interfaces,
+        upkeep: &mut Upkeep,
+    ) -> Result<(), CaptureError> {
+        let Some(loopback) = now.loopback() else { return Ok(()) };
+        for (family, before) in Family::ALL.into_iter().zip(&mut upkeep.sources) {
+            for mark in routing::add_rules(rtnl, family).in_netns(id, "add the routing rules")? {
+                let what = format_args!("the {family:?} rule of mark {mark:#x}");
+                self.counts.repaired(id, Repair::Rule, what);
+            }
+            let source = now.primary(family);
+            if let Some(ip) = source {
+                let attempt = || format!("set the route of captured connections from {ip}");
+                if !routing::has_route(rtnl, loopback.index, ip).in_netns(id, attempt())? {
+                    routing::set_route(rtnl, loopback.index, ip).in_netns(id, attempt())?;
+                    if *before == source {
+                        self.counts.repaired(
+                            id,
+                            Repair::Route,
+                            format_args!("the {family:?} route"),
+                        );
+                    }
+                }
+            } else {
+                routing::remove_route(rtnl, family)
+                    .in_netns(id, "remove the route of captured connections")?;
+            }
+            *before = source;
+        }
+        Ok(())
+    }
+
+    fn mend_lookup(&self, netns: &Netns) -> Result<(), CaptureError> {
+        if self.pins.is_attached() {
+            return Ok(());
+        }
+        enrolment::attach_lookup_anew(&self.loader, netns, &self.pins)?;
+        self.counts.repaired(netns.inode(), Repair::Lookup, "the sk_lookup link");
+        Ok(())
+    }
+
+    fn mend_settings(&self, netns: &Netns) -> Result<(), CaptureError> {
+        let id = netns.inode();
+        let astray = settings::astray(settings::read(netns).in_netns(id, "read the sysctls")?);
+        if astray.is_empty() {
+            return Ok(());
+        }
+        settings::write(netns, settings::WANTED).in_netns(id, "write the sysctls")?;
+        for path in astray {
+            self.counts.repaired(id, Repair::Sysctl, path);
+        }
+        Ok(())
+    }
+
+    /// Makes `addrs` and `pods_by_addr` hold just the pod's addresses, or as many of them as there is room for.
+    fn sync_addresses(
+        &self,
+        id: u32,
+        now: &Interfaces,
+        upkeep: &mut Upkeep,
+    ) -> Result<(), CaptureError> {
+        let (tracked, left_over) = now.tracked(&upkeep.addresses);
+        if let Some(more) = left_over.checked_sub(upkeep.left_over).filter(|more| *more > 0) {
+            tracing::warn!(pod = id, left_over, "the pod has more addresses than it may: ignored");
+            self.counts.failed(Failure::AddressIgnored, more.try_into().unwrap_or(u64::MAX));
+        }
+        upkeep.left_over = left_over;
+        let mut maps = self.maps.lock();
+        let gone: Vec<_> = upkeep.addresses.difference(&tracked).copied().collect();
+        for ip in gone {
+            maps.remove_by_address(id, ip)?;
+            maps.remove_address(id, ip)?;
+            upkeep.addresses.remove(&ip);
+            upkeep.contested.remove(&ip);
+        }
+        for ip in tracked {
+            if !upkeep.addresses.contains(&ip) {
+                maps.add_address(id, ip)?;
+                upkeep.addresses.insert(ip);
+                upkeep.contested.insert(ip);
+            }
+            if upkeep.contested.contains(&ip) && maps.add_by_address(id, ip)? == Claim::Granted {
+                upkeep.contested.remove(&ip);
+            }
+        }
+        Ok(())
+    }
+}
