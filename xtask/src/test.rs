@@ -73,7 +73,7 @@ const REQUIRED: &str = "bpf,netns,tools";
 const UNIT_LIMIT: Duration = Duration::from_mins(5);
 const SCENARIOS_LIMIT: Duration = Duration::from_mins(12);
 const FULL_LIMIT: Duration = Duration::from_hours(1);
-const GUEST_LIMIT: Duration = Duration::from_mins(10);
+const GUEST_LIMIT: Duration = Duration::from_mins(12);
 
 /// The scenarios for other kernels: each thing that culvert asks of a kernel, once.
 const GUEST_SCENARIOS: [&str; 12] = [

@@ -89,6 +89,10 @@ impl Counts {
             Ok(None) => {
                 failures.push(format!("killed at its time limit, in {}", self.slow.join(", ")));
             }
+            Ok(Some(status)) if !status.success() && !self.slow.is_empty() => {
+                failures
+                    .push(format!("the program ended with {status}, in {}", self.slow.join(", ")));
+            }
             Ok(Some(status)) if !status.success() && failures.is_empty() => {
                 failures.push(format!("the program ended with {status}"));
             }
@@ -198,6 +202,7 @@ mod tests {
     fn a_program_that_dies_early_is_a_failure() {
         assert_eq!(stage("test a ... ok", Some(6)).1.len(), 1);
         assert_eq!(stage("test a ... FAILED", Some(6)).1.len(), 2);
+        assert!(stage("test a ... ok\ntest b ... \npanicked", Some(6)).1[0].ends_with(", in b"));
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::command;
 /// The flavour without drivers for real machines.
 const FLAVOUR: &str = "-cloud-amd64";
 
+/// What the packages that hold a kernel are called before its version.
+const PARTS: [&str; 4] = ["linux-base-", "linux-image-", "linux-binary-", "linux-modules-"];
+
 /// A kernel and its modules on disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unpacked {
@@ -52,19 +55,21 @@ pub(super) fn fetch(kernel: Kernel, folder: &Path) -> Result<Unpacked> {
     bail!("no package of this kernel can be had: {}", refusals.join("; "));
 }
 
-/// What `unpacked` holds, if a whole kernel.
+/// What `unpacked` holds, if a whole kernel; newer packages have the image beside the modules, and both under `usr`.
 fn find(unpacked: &Path) -> Option<Unpacked> {
-    let image = fs::read_dir(unpacked.join("boot")).ok()?.flatten().find_map(|entry| {
-        let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
-        Some((release, entry.path()))
-    });
-    let (release, image) = image?;
-    // Debian is moving the modules there.
-    let modules = ["lib/modules", "usr/lib/modules"]
-        .map(|folder| unpacked.join(folder).join(&release))
+    ["lib/modules", "usr/lib/modules"]
         .into_iter()
-        .find(|folder| folder.is_dir())?;
-    Some(Unpacked { release, image, modules })
+        .filter_map(|folder| fs::read_dir(unpacked.join(folder)).ok())
+        .flat_map(Iterator::flatten)
+        .find_map(|entry| {
+            let release = entry.file_name().to_str()?.to_owned();
+            let modules = entry.path();
+            let image =
+                [unpacked.join("boot").join(format!("vmlinuz-{release}")), modules.join("vmlinuz")]
+                    .into_iter()
+                    .find(|image| image.is_file())?;
+            Some(Unpacked { release, image, modules })
+        })
 }
 
 /// apt with one source and none of the machine's state.
@@ -75,7 +80,7 @@ struct Apt {
 
 impl Apt {
     fn new(folder: &Path, source: &str) -> Result<Self> {
-        for part in ["lists/partial", "cache/archives/partial", "download"] {
+        for part in ["lists/partial", "cache/archives/partial"] {
             let part = folder.join(part);
             fs::create_dir_all(&part).with_context(|| format!("create {}", part.display()))?;
         }
@@ -108,48 +113,63 @@ impl Apt {
 
     fn unpack_newest(&self, kernel: Kernel, unpacked: &Path) -> Result<()> {
         command::run(self.command("apt-get").args(["update", "-qq"]))?;
-        let names = command::read(self.command("apt-cache").args(["pkgnames", "linux-image-"]))?;
-        let name = newest(&names, kernel.series()).context("has no such package")?;
+        let names = command::read(self.command("apt-cache").args(["pkgnames", "linux-"]))?;
+        let version = newest(&names, kernel.series()).context("has no such package")?;
         let download = self.folder.join("download");
+        remove(&download)?;
+        fs::create_dir(&download).with_context(|| format!("create {}", download.display()))?;
         command::run(
-            self.command("apt-get").args(["download", "-qq", name]).current_dir(&download),
+            self.command("apt-get")
+                .args(["download", "-qq"])
+                .args(parts(&names, version))
+                .current_dir(&download),
         )?;
-        let package = fs::read_dir(&download)?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .context("apt-get download left no package")?;
         // Renamed into place, so that a half of a kernel is never taken for one.
         let fresh = self.folder.join("fresh");
-        for old in [&fresh, unpacked] {
-            if old.exists() {
-                fs::remove_dir_all(old).with_context(|| format!("remove {}", old.display()))?;
-            }
+        remove(&fresh)?;
+        let packages = fs::read_dir(&download);
+        for package in packages.with_context(|| format!("read {}", download.display()))?.flatten() {
+            command::run(Command::new("dpkg-deb").arg("-x").arg(package.path()).arg(&fresh))?;
         }
-        command::run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&fresh))?;
-        fs::remove_file(&package).with_context(|| format!("remove {}", package.display()))?;
-        ensure!(find(&fresh).is_some(), "{name} holds no kernel");
+        ensure!(find(&fresh).is_some(), "the packages of {version} hold no kernel");
+        remove(&download)?;
+        remove(unpacked)?;
         fs::rename(&fresh, unpacked).with_context(|| format!("rename {}", fresh.display()))
     }
 }
 
-/// The package with the highest version in `names`, within `series` if given, as in "6.1".
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// The highest version of a kernel in `names`, within `series` if given, as in "6.1"; with its flavour.
 fn newest<'a>(names: &'a str, series: Option<&str>) -> Option<&'a str> {
     names
         .lines()
         .filter_map(|name| {
-            let version = name.strip_prefix("linux-image-")?.strip_suffix(FLAVOUR)?;
-            let in_series = series.is_none_or(|series| {
-                version.strip_prefix(series).is_some_and(|rest| rest.starts_with('.'))
-            });
+            let version = name.strip_prefix("linux-image-")?;
             let numbers: Vec<u32> = version
+                .strip_suffix(FLAVOUR)?
                 .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|number| number.parse().ok())
                 .collect();
-            (in_series && !numbers.is_empty()).then_some((numbers, name))
+            let in_series = series.is_none_or(|series| {
+                version.strip_prefix(series).is_some_and(|rest| rest.starts_with('.'))
+            });
+            (in_series && !numbers.is_empty()).then_some((numbers, version))
         })
         .max()
-        .map(|(_, name)| name)
+        .map(|(_, version)| version)
+}
+
+/// The packages in `names` that make up the kernel `version`: one, or since Linux 7 several.
+fn parts<'a>(names: &'a str, version: &str) -> impl Iterator<Item = &'a str> {
+    names.lines().filter(move |name| {
+        PARTS.iter().any(|part| name.strip_prefix(part).is_some_and(|rest| rest == version))
+    })
 }
 
 #[cfg(test)]
@@ -158,30 +178,45 @@ mod tests {
 
     const NAMES: &str = "linux-image-6.1.0-9-cloud-amd64\nlinux-image-6.1.0-57-cloud-amd64\n\
         linux-image-6.1.0-58-amd64\nlinux-image-6.12.95+deb12-cloud-amd64\nlinux-image-cloud-amd64\n\
-        linux-image-6.1.0-57-cloud-amd64-dbg\nlinux-image-7.2.1-cloud-amd64";
+        linux-image-6.1.0-57-cloud-amd64-dbg\nlinux-image-7.2.1-cloud-amd64\n\
+        linux-binary-7.2.1-cloud-amd64\nlinux-modules-7.2.1-cloud-amd64\nlinux-headers-7.2.1-cloud-amd64";
 
     #[test]
     fn the_newest_of_a_series_is_chosen_by_number() {
-        for (series, name) in [
-            (Some("6.1"), Some("linux-image-6.1.0-57-cloud-amd64")),
-            (Some("6.12"), Some("linux-image-6.12.95+deb12-cloud-amd64")),
+        for (series, version) in [
+            (Some("6.1"), Some("6.1.0-57-cloud-amd64")),
+            (Some("6.12"), Some("6.12.95+deb12-cloud-amd64")),
             (Some("5.10"), None),
-            (None, Some("linux-image-7.2.1-cloud-amd64")),
+            (None, Some("7.2.1-cloud-amd64")),
         ] {
-            assert_eq!(newest(NAMES, series), name, "{series:?}");
+            assert_eq!(newest(NAMES, series), version, "{series:?}");
         }
     }
 
     #[test]
-    fn a_kernel_without_its_modules_is_not_taken_for_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let boot = folder.path().join("boot");
-        fs::create_dir(&boot).unwrap();
-        fs::write(boot.join("vmlinuz-6.1.0"), "").unwrap();
-        assert_eq!(find(folder.path()), None);
-        let modules = folder.path().join("usr/lib/modules/6.1.0");
-        fs::create_dir_all(&modules).unwrap();
-        let want = Unpacked { release: "6.1.0".into(), image: boot.join("vmlinuz-6.1.0"), modules };
-        assert_eq!(find(folder.path()), Some(want));
+    fn a_kernel_may_be_in_several_packages() {
+        let parts_of = |version| parts(NAMES, version).collect::<Vec<_>>();
+        assert_eq!(parts_of("6.1.0-57-cloud-amd64"), ["linux-image-6.1.0-57-cloud-amd64"]);
+        assert_eq!(
+            parts_of("7.2.1-cloud-amd64"),
+            ["image", "binary", "modules"].map(|part| format!("linux-{part}-7.2.1-cloud-amd64"))
+        );
+    }
+
+    #[test]
+    fn a_kernel_is_its_image_and_its_modules() {
+        for (image, modules) in [
+            ("boot/vmlinuz-6.1.0", "lib/modules/6.1.0"),
+            ("usr/lib/modules/6.1.0/vmlinuz", "usr/lib/modules/6.1.0"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let (image, modules) = (folder.path().join(image), folder.path().join(modules));
+            fs::create_dir_all(&modules).unwrap();
+            assert_eq!(find(folder.path()), None, "{}", image.display());
+            fs::create_dir_all(image.parent().unwrap()).unwrap();
+            fs::write(&image, "").unwrap();
+            let want = Unpacked { release: "6.1.0".into(), image, modules };
+            assert_eq!(find(folder.path()), Some(want));
+        }
     }
 }

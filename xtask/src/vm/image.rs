@@ -17,6 +17,9 @@ const INIT: &str = include_str!("init.sh");
 /// What `init.sh` runs of busybox; not its `ip`, which lacks what the tests ask of it.
 const APPLETS: [&str; 8] = ["sh", "mount", "mkdir", "cat", "head", "sleep", "insmod", "poweroff"];
 
+/// What the tests run of iproute2.
+const TOOLS: [&str; 2] = ["ip", "tc"];
+
 /// Where programs are in a guest.
 pub(super) const PROGRAMS: &str = "/programs";
 
@@ -41,7 +44,9 @@ pub(super) fn build(
     for applet in APPLETS {
         archive.link(&Path::new("/bin").join(applet), "busybox");
     }
-    add_program(&mut archive, Path::new("/sbin/ip"), &installed("ip")?)?;
+    for tool in TOOLS {
+        add_program(&mut archive, &Path::new("/sbin").join(tool), &installed(tool)?)?;
+    }
     for (name, program) in programs {
         let stripped = file.with_file_name(name);
         command::read(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;

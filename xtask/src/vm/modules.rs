@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command;
 
-/// What pods, their wires and the attached programs take, unless it is built in.
-const WANTED: [&str; 4] = ["veth", "bridge", "sch_ingress", "cls_bpf"];
+/// What pods, their wires, the attached programs and the filters of others take, unless it is built in.
+const WANTED: [&str; 6] = ["veth", "bridge", "tun", "sch_ingress", "cls_bpf", "cls_u32"];
 
 /// A module's name and its uncompressed content.
 pub(super) type Module = (String, Vec<u8>);
@@ -109,12 +109,14 @@ mod tests {
             ("bridge", "stp,llc"),
             ("stp", "llc"),
             ("llc", ""),
+            ("tun", ""),
             ("sch-ingress", ""),
+            ("cls_u32", ""),
             ("unwanted", ""),
         ]);
         let names: Vec<_> =
             collect(folder.path()).unwrap().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["veth", "llc", "stp", "bridge", "sch_ingress"]);
+        assert_eq!(names, ["veth", "llc", "stp", "bridge", "tun", "sch_ingress", "cls_u32"]);
     }
 
     #[test]
