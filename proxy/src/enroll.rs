@@ -1,4 +1,4 @@
-//! Pods arrive and leave: each is captured and gets its proxy. How it loses both is [`departure`]'s.
+//! Pods arrive and leave: each is captured and gets its proxy. How it loses both is `departure`'s.
 
 mod batch;
 mod departure;

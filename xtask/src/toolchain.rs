@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -118,14 +119,20 @@ impl Toolchain {
         // Without these the objects would depend on where they were built. The last that matches counts, and either of
         // the later two may lie in a sysroot like `/usr`.
         let home = command::cargo_home();
-        for (path, name) in [(self.sysroot.as_path(), "rust"), (&home, "cargo"), (root, "culvert")]
-        {
+        let mut remap = |path: &Path, name: &str| {
             let mut flag = OsString::from("--remap-path-prefix=");
             flag.push(path);
             flag.push("=/");
             flag.push(name);
             flags.push(flag);
+        };
+        remap(&self.sysroot, "rust");
+        remap(&home, "cargo");
+        // Folders of downloaded crates are named after where they came from, which may be a mirror.
+        for registry in fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten() {
+            remap(&registry.path(), "crates");
         }
+        remap(root, "culvert");
         flags.join(&OsString::from("\x1f"))
     }
 }
@@ -153,7 +160,7 @@ fn packaged() -> Option<Toolchain> {
     let rustc = Path::new("/usr/bin/rustc");
     let sysroot = PathBuf::from(command::probe(Command::new(rustc).args(["--print", "sysroot"]))?);
     let libraries = sysroot.join("lib/rustlib").join(TARGET).join("lib");
-    let core = std::fs::read_dir(libraries)
+    let core = fs::read_dir(libraries)
         .ok()?
         .flatten()
         .any(|file| file.file_name().to_str().is_some_and(|name| name.starts_with("libcore-")));
