@@ -51,15 +51,8 @@ pub(crate) fn closed(record: &FlowRecord, flag: ResponseFlag, error: Option<&str
     let duration = format!("{}ms", record.elapsed().as_millis());
     let duration = duration.as_str();
     match (flag, error) {
-        (_, None) => flow_event!(
-            Level::INFO,
-            record,
-            "connection complete",
-            bytes_sent = sent,
-            bytes_recv = received,
-            duration,
-        ),
-        (ResponseFlag::None, Some(error)) => flow_event!(
+        // No field comes of an error that is not there.
+        (_, None) | (ResponseFlag::None, _) => flow_event!(
             Level::INFO,
             record,
             "connection complete",
