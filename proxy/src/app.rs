@@ -1,32 +1,33 @@
 //! Builds each stage once, runs the node, and takes it down. Nothing here is per connection.
 
+mod ending;
 mod failure;
+mod metrics;
+mod options;
+mod stop;
 
 use std::{io::Write as _, path::Path, sync::Arc, time::Duration};
 
-use culvert_capture::{
-    BpfLog, CaptureError, HostError, Node, NodeOptions, Pod, ProbeCgroup, Steering, WhenDown,
-};
+use culvert_capture::{CaptureError, HostError, Node};
 use culvert_carry::Timeouts;
-use culvert_observe::{BpfOutcomes, Connections, Kinds, Observe};
-use culvert_sys::{
-    cgroup::{self, Hierarchy},
-    netns::Netns,
-};
+use culvert_observe::{Connections, Observe};
+use culvert_sys::{cgroup::Hierarchy, netns::Netns};
 use culvert_tls::{Authority, Certificates};
 use prometheus_client::registry::Registry;
-use tokio::{
-    runtime::{Builder, Runtime},
-    signal::unix::{Signal, SignalKind, signal},
-};
+use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 pub use self::failure::RunError;
+use self::{
+    ending::{leave, take_down},
+    options::{marks, node_options, proxy_ports},
+    stop::Stop,
+};
 use crate::{
     admin::{Endpoints, View},
     config::{self, Config, args::CleanupArgs},
     context::NodeContext,
-    enroll::{Enrolment, Marks},
+    enroll::Enrolment,
     logging,
     pods::PodsFile,
     readiness::Readiness,
@@ -36,10 +37,6 @@ use crate::{
 
 /// Where cgroup2 is mounted when it is nowhere.
 const CGROUP_FALLBACK: &str = "/run/culvert/cgroup2";
-/// The mark of the proxy's sockets where Istio's iptables rules steer.
-const REDIRECT_MARK: u32 = 0x539;
-/// The ports that Istio's iptables rules redirect to.
-const REDIRECT_PORTS: &[u16] = &[15001, 15006];
 /// Connections shown by the admin endpoints; more are carried, but not listed.
 const SHOWN: usize = 100_000;
 /// Of the data path's tasks, when it ends without a drain.
@@ -118,8 +115,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
         data_tasks.spawn(logs.run());
     }
     let node = Arc::new(node);
-    register_outcomes(&mut registry, &node);
-    register_upkeep(&mut registry, &node);
+    metrics::register(&mut registry, &node);
     let mut enrolment = Enrolment::new(
         Arc::clone(&node),
         Arc::clone(&context),
@@ -162,7 +158,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     }
     tracing::info!(deadline = ?config.drain, "draining");
     node.open_up();
-    let mut again = Stop { quit: CancellationToken::new(), ..stop };
+    let mut again = stop.again();
     tokio::select! {
         () = enrolment.drain(config.drain) => {}
         () = again.told() => {
@@ -182,140 +178,6 @@ enum Start {
     Stopped,
 }
 
-/// Removes every trace of the node from the kernel, or leaves all of it to hold connections.
-async fn take_down(
-    node: Arc<Node>,
-    pods: Vec<Pod>,
-    cgroup: cgroup::Own,
-    remove: bool,
-    tasks: &Tasks,
-) -> Result<(), RunError> {
-    if !remove {
-        return Ok(());
-    }
-    // Whoever else held the node has been drained.
-    let Some(node) = Arc::into_inner(node) else { return Err(RunError::StillUsed) };
-    let dismantle = move || {
-        // Of these the namespace is at hand; that of whatever else is pinned must be looked for.
-        for pod in pods {
-            let id = pod.id();
-            if let Err(error) = node.unenroll(pod) {
-                let error = crate::error::chain(&error);
-                tracing::warn!(error, netns = id, "pod not un-enrolled; trying again");
-            }
-        }
-        node.dismantle()
-    };
-    let dismantled = tasks.blocking(dismantle).await.map_err(RunError::Thread)?;
-    leave(cgroup);
-    dismantled.map_err(RunError::Dismantle)
-}
-
-/// Gives the cgroup up. What may still be attached to it serves no process but this one.
-fn leave(cgroup: cgroup::Own) {
-    if let Err(error) = cgroup.leave() {
-        tracing::warn!(error = crate::error::chain(&error), "cgroup not removed");
-    }
-}
-
 fn cgroup_name(node: &str) -> String {
     format!("culvert-{node}")
-}
-
-fn node_options(config: &Config, hierarchy: &Hierarchy, cgroup: &cgroup::Own) -> NodeOptions {
-    let steering = match config.steering {
-        config::Steering::Ebpf => Steering::Ebpf,
-        config::Steering::Redirect => Steering::Redirect,
-    };
-    NodeOptions {
-        name: config.node.clone(),
-        bpffs: config.bpffs.clone(),
-        cgroup_root: hierarchy.root().to_owned(),
-        own_cgroup: cgroup.path().to_owned(),
-        steering,
-        when_down: match config.when_down {
-            config::WhenDown::Hold => WhenDown::Hold,
-            config::WhenDown::Refuse => WhenDown::Refuse,
-            config::WhenDown::Open => WhenDown::Open,
-        },
-        probes: match &config.probe_cgroup {
-            config::ProbeCgroup::Off => ProbeCgroup::Off,
-            config::ProbeCgroup::Auto => ProbeCgroup::Auto,
-            config::ProbeCgroup::At(path) => ProbeCgroup::At(path.clone()),
-        },
-        log: if config.bpf_log { BpfLog::On } else { BpfLog::Off },
-    }
-}
-
-/// Sockets are known by their cgroup with our own steering, by their mark with Istio's.
-fn marks(steering: config::Steering) -> Marks {
-    match steering {
-        config::Steering::Ebpf => Marks { proxy: None, delivery: Some(culvert_abi::MARK_DELIVERY) },
-        config::Steering::Redirect => {
-            Marks { proxy: Some(REDIRECT_MARK), delivery: Some(REDIRECT_MARK) }
-        }
-    }
-}
-
-fn proxy_ports(steering: config::Steering) -> &'static [u16] {
-    match steering {
-        config::Steering::Ebpf => &[],
-        config::Steering::Redirect => REDIRECT_PORTS,
-    }
-}
-
-fn register_outcomes(registry: &mut Registry, node: &Arc<Node>) {
-    let node = Arc::downgrade(node);
-    let read = move || {
-        let Some(node) = node.upgrade() else { return Vec::new() };
-        node.outcomes().unwrap_or_else(|error| {
-            tracing::warn!(error = crate::error::chain(&error), "BPF counters not read");
-            Vec::new()
-        })
-    };
-    registry.register_collector(Box::new(BpfOutcomes::new(read)));
-}
-
-fn register_upkeep(registry: &mut Registry, node: &Arc<Node>) {
-    let read = |kinds: fn(&Node) -> Vec<(&'static str, u64)>| {
-        let node = Arc::downgrade(node);
-        move || node.upgrade().map(|node| kinds(&node)).unwrap_or_default()
-    };
-    registry.register_collector(Box::new(Kinds::new(
-        "culvert_steering_repairs",
-        "What was put back that somebody had removed or changed in a pod.",
-        read(Node::repairs),
-    )));
-    registry.register_collector(Box::new(Kinds::new(
-        "culvert_steering_failures",
-        "What could not be kept up in a pod.",
-        read(Node::failures),
-    )));
-}
-
-/// What tells the node to stop. Once it is made, a signal no more ends the process, and none is missed.
-struct Stop {
-    signals: Option<(Signal, Signal)>,
-    quit: CancellationToken,
-}
-
-impl Stop {
-    fn new(quit: CancellationToken) -> Self {
-        let signals = signal(SignalKind::terminate())
-            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
-            .inspect_err(|error| {
-                tracing::error!(%error, "no signal handlers; stop with POST /quitquitquit");
-            });
-        Self { signals: signals.ok(), quit }
-    }
-
-    /// Fires at SIGTERM, SIGINT, or when `quit` is cancelled.
-    async fn told(&mut self) {
-        let Some((term, int)) = &mut self.signals else { return self.quit.cancelled().await };
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-            () = self.quit.cancelled() => {}
-        }
-    }
 }

@@ -1,0 +1,60 @@
+//! What the configuration means to capture.
+
+use culvert_capture::{BpfLog, NodeOptions, ProbeCgroup, Steering, WhenDown};
+use culvert_sys::cgroup::{self, Hierarchy};
+
+use crate::{
+    config::{self, Config},
+    enroll::Marks,
+};
+
+/// The mark of the proxy's sockets where Istio's iptables rules steer.
+const REDIRECT_MARK: u32 = 0x539;
+/// The ports that Istio's iptables rules redirect to.
+const REDIRECT_PORTS: &[u16] = &[15001, 15006];
+
+pub(super) fn node_options(
+    config: &Config,
+    hierarchy: &Hierarchy,
+    cgroup: &cgroup::Own,
+) -> NodeOptions {
+    let steering = match config.steering {
+        config::Steering::Ebpf => Steering::Ebpf,
+        config::Steering::Redirect => Steering::Redirect,
+    };
+    NodeOptions {
+        name: config.node.clone(),
+        bpffs: config.bpffs.clone(),
+        cgroup_root: hierarchy.root().to_owned(),
+        own_cgroup: cgroup.path().to_owned(),
+        steering,
+        when_down: match config.when_down {
+            config::WhenDown::Hold => WhenDown::Hold,
+            config::WhenDown::Refuse => WhenDown::Refuse,
+            config::WhenDown::Open => WhenDown::Open,
+        },
+        probes: match &config.probe_cgroup {
+            config::ProbeCgroup::Off => ProbeCgroup::Off,
+            config::ProbeCgroup::Auto => ProbeCgroup::Auto,
+            config::ProbeCgroup::At(path) => ProbeCgroup::At(path.clone()),
+        },
+        log: if config.bpf_log { BpfLog::On } else { BpfLog::Off },
+    }
+}
+
+/// Sockets are known by their cgroup with our own steering, by their mark with Istio's.
+pub(super) fn marks(steering: config::Steering) -> Marks {
+    match steering {
+        config::Steering::Ebpf => Marks { proxy: None, delivery: Some(culvert_abi::MARK_DELIVERY) },
+        config::Steering::Redirect => {
+            Marks { proxy: Some(REDIRECT_MARK), delivery: Some(REDIRECT_MARK) }
+        }
+    }
+}
+
+pub(super) fn proxy_ports(steering: config::Steering) -> &'static [u16] {
+    match steering {
+        config::Steering::Ebpf => &[],
+        config::Steering::Redirect => REDIRECT_PORTS,
+    }
+}
