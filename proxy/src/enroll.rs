@@ -273,10 +273,15 @@ impl Enrolment {
     /// Starts the pod's proxy.
     fn serve(&mut self, spec: &PodSpec, netns: Netns, mut pod: Pod) {
         let timeouts = self.context.timeouts;
+        let addresses = pod.addresses();
+        let owns = {
+            let addresses = addresses.clone();
+            move |ip| addresses.owns(ip)
+        };
         let context = Arc::new(PodContext {
             node: Arc::clone(&self.context),
             pod: spec.pod.clone(),
-            addresses: pod.addresses(),
+            addresses,
             dialer: Dialer {
                 netns,
                 home: self.context.home.clone(),
@@ -284,7 +289,7 @@ impl Enrolment {
                 delivery_mark: self.marks.delivery,
                 timeout: timeouts.dial,
             },
-            pool: Pool::new(PoolOptions { timeouts, ..PoolOptions::default() }),
+            pool: Pool::new(PoolOptions { timeouts, ..PoolOptions::default() }, owns),
             handshakes: Arc::new(Semaphore::new(HANDSHAKES)),
             phase: watch::Sender::new(Phase::Serving),
         });

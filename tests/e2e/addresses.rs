@@ -256,3 +256,43 @@ fn an_interface_that_a_pod_gets_later_is_captured_in_and_out() {
     carried(&mesh.a, since, Direction::Outbound, to);
     assert_eq!(net1.stop().plaintext().count(), 0);
 }
+
+#[test]
+fn a_tunnel_whose_address_has_left_the_pod_is_not_used_again() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let (a1, b1) = (&topology.a1, &topology.b1);
+    let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
+    for (family, prefix, spare) in
+        [(Family::V4, 32, "10.244.1.88"), (Family::V6, 128, "fd00:244:1::58")]
+    {
+        topology.a.netns.ip(&format!("route add {spare} dev cali-a1\n")).unwrap();
+        let nodad = if family == Family::V6 { "nodad" } else { "" };
+        a1.netns.ip(&format!("addr add {spare}/{prefix} dev eth0 {nodad}\n")).unwrap();
+        let to = b1.at(family, app.port());
+        let delivered = || {
+            let flows = mesh.b.flows();
+            let mut inbound = flows.iter().filter(|flow| {
+                flow.goes(Direction::Inbound)
+                    && flow.is("dst.hbone_addr", &to.to_string())
+                    // A request that was on the old tunnel when the address left has been given up.
+                    && !flow.is("bytes_recv", "0")
+            });
+            (inbound.clone().count(), inbound.next().and_then(|flow| flow.field("src.addr")))
+        };
+        talks(a1, to, "by a new tunnel");
+        let from = poll::until(poll::SOON, "the tunnel's address", || delivered().1);
+        let from = from.parse::<SocketAddr>().unwrap().ip();
+        a1.netns.ip(&format!("addr del {from}/{prefix} dev eth0\n")).unwrap();
+        // Three, so that one that merely waited for the old tunnel to be given up shows in the log as well.
+        for _ in 0..3 {
+            talks(a1, to, "after its address has left");
+        }
+        poll::until(poll::SOON, "the deliveries", || (delivered().0 == 4).then_some(()));
+        mesh.a
+            .flow("a connection by the tunnel", |flow| flow.is("dst.hbone_addr", &to.to_string()));
+        for flow in mesh.a.flows() {
+            assert_eq!(flow.error(), None, "{flow:?}");
+        }
+    }
+}

@@ -125,7 +125,7 @@ impl Mesh {
         let (phase, phases) = watch::channel(Phase::Serving);
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(listener, server, phases));
-        let pool = Pool::new(options);
+        let pool = Pool::new(options, |_| true);
         Self { pool, peer, _phase: phase, client, copies: JoinSet::new(), _server: tasks }
     }
 

@@ -71,6 +71,7 @@ impl HboneFailure {
             Self::Open(
                 OpenError::Refused(_)
                 | OpenError::Timeout(_)
+                | OpenError::Stale
                 | OpenError::Full(_)
                 | OpenError::Abandoned,
             ) => ResponseFlag::Connect,

@@ -300,7 +300,7 @@ async fn what_the_peer_means_by_a_reset_is_what_the_application_sees() {
         let (near, far) = duplex(1 << 20);
         let mut tasks = JoinSet::new();
         tasks.spawn(reset_after(far, b"words", reason));
-        let pool = Pool::new(PoolOptions::default());
+        let pool = Pool::new(PoolOptions::default(), |_| true);
         let connect = || async { client::handshake(near, &Timeouts::default()).await };
         let authority = "10.0.0.1:80".parse().unwrap();
         let request = Connect { authority, headers: HeaderMap::new() };

@@ -7,6 +7,7 @@ use std::{
     fmt,
     future::{Future as _, poll_fn},
     io,
+    net::IpAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
@@ -69,6 +70,8 @@ type Driver = Pin<Box<dyn Future<Output = Result<(), Lost>> + Send>>;
 pub struct Established {
     pub(super) send: SendRequest<Bytes>,
     pub(super) driver: Driver,
+    /// The address that it was dialled from.
+    pub(super) local: Option<IpAddr>,
 }
 
 impl fmt::Debug for Established {
@@ -87,6 +90,7 @@ pub async fn connect(
 ) -> Result<Established, ConnectError> {
     // TLS has no SNI for addresses, so none is sent even where the configuration forgot to turn it off.
     let name = tcp.peer_addr().map_err(ConnectError::Tls)?.ip();
+    let local = tcp.local_addr().map_err(ConnectError::Tls)?.ip();
     let connecting = TlsConnector::from(tls).connect(ServerName::from(name), ReadAhead::new(tcp));
     let mut stream = match timeout(timeouts.tls_handshake, connecting).await {
         Ok(Ok(stream)) => stream,
@@ -94,7 +98,7 @@ pub async fn connect(
         Err(_elapsed) => return Err(ConnectError::TlsTimeout(timeouts.tls_handshake)),
     };
     stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER));
-    handshake(Box::new(stream), timeouts).await
+    Ok(Established { local: Some(local), ..handshake(Box::new(stream), timeouts).await? })
 }
 
 pub(crate) async fn handshake<IO>(io: IO, timeouts: &Timeouts) -> Result<Established, ConnectError>
@@ -117,7 +121,7 @@ where
         Err(_elapsed) => return Err(ConnectError::H2Timeout(timeouts.h2_handshake)),
     };
     let driver = Box::pin(drive(connection, timeouts.ping_interval, timeouts.ping_timeout));
-    Ok(Established { send, driver })
+    Ok(Established { send, driver, local: None })
 }
 
 /// Runs the connection until it has ended. Its streams fail when this future is dropped.

@@ -9,6 +9,7 @@
 
 use std::{
     hash::Hash,
+    net::IpAddr,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -18,7 +19,7 @@ use http::{HeaderMap, Method, Request, StatusCode, uri::Authority};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use self::table::{Checkout, Dialing, Pooled, Table};
@@ -37,6 +38,8 @@ pub(super) use slots::Slot;
 
 /// How often a request goes to another connection because the one it was on had gone away.
 const RETRIES: usize = 3;
+/// How often it is looked at, while a request waits for its answer, whether its connection's address has gone.
+const STALE_CHECK: Duration = Duration::from_millis(250);
 
 /// The limits of a pool.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +82,9 @@ pub enum OpenError {
     /// The connection or the stream broke before the answer.
     #[error("the connection to the peer broke before it answered the CONNECT")]
     Broken(#[source] h2::Error),
+    /// The address that the connection was dialled from has gone, so that no answer can arrive.
+    #[error("the address that the connection to the peer was dialled from has gone")]
+    Stale,
     /// All connections are in use.
     #[error("{0} HBONE connections are open and in use; no other fits")]
     Full(usize),
@@ -100,9 +106,13 @@ pub struct Pool<K> {
 }
 
 impl<K: Key> Pool<K> {
-    /// An empty pool.
-    pub fn new(options: PoolOptions) -> Self {
-        Self { table: Arc::new(Table::new(options)), tasks: Mutex::default() }
+    /// An empty pool. A connection whose local address `owns` denies is not used again; its streams are left to its
+    /// keepalive, as the address may come back.
+    pub fn new(
+        options: PoolOptions,
+        owns: impl Fn(IpAddr) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { table: Arc::new(Table::new(options, Box::new(owns))), tasks: Mutex::default() }
     }
 
     /// The connections that are up or being dialled.
@@ -220,14 +230,27 @@ impl<K: Key> Pool<K> {
             Ok((response.await?, stream))
         };
         let after = self.table.options().timeouts.connect_response;
-        let (response, stream) = match timeout(after, exchange).await {
-            Ok(result) => result.map_err(OpenError::Broken)?,
-            Err(_elapsed) => return Err(OpenError::Timeout(after)),
+        let (response, stream) = tokio::select! {
+            result = timeout(after, exchange) => match result {
+                Ok(result) => result.map_err(OpenError::Broken)?,
+                Err(_elapsed) => return Err(OpenError::Timeout(after)),
+            },
+            () = self.stale(pooled) => return Err(OpenError::Stale),
         };
         if response.status() != StatusCode::OK {
             return Err(OpenError::Refused(response.status()));
         }
         Ok(Tunnel::client(stream, response.into_body(), slot))
+    }
+
+    /// Ends when the connection has become stale.
+    async fn stale(&self, pooled: &Pooled) {
+        loop {
+            sleep(STALE_CHECK).await;
+            if self.table.is_stale(pooled) {
+                return;
+            }
+        }
     }
 }
 
@@ -238,6 +261,7 @@ fn is_gone(error: &OpenError) -> bool {
         OpenError::Broken(error) => {
             !error.is_reset() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
         }
+        OpenError::Stale => true,
         OpenError::Connect(_)
         | OpenError::Refused(_)
         | OpenError::Timeout(_)
@@ -256,7 +280,7 @@ async fn run<K, F>(
     K: Key,
     F: Future<Output = Result<Established, ConnectError>> + Send,
 {
-    let Established { send, driver } = match connect.await {
+    let Established { send, driver, local } = match connect.await {
         Ok(established) => established,
         Err(error) => {
             let error = Arc::new(error);
@@ -266,7 +290,7 @@ async fn run<K, F>(
             return;
         }
     };
-    let (rotation, pooled, slot) = dialing.succeeded(send);
+    let (rotation, pooled, slot) = dialing.succeeded(send, local);
     drop(first.send(Ok((pooled, slot))));
     let mut driver = pin!(driver);
     let end = tokio::select! {

@@ -78,7 +78,7 @@ async fn a_reset_sends_no_frame_that_peers_take_for_a_flood() {
         };
         drop(serve(far, phases, &Timeouts::default(), handler).await);
     });
-    let pool = Pool::new(PoolOptions::default());
+    let pool = Pool::new(PoolOptions::default(), |_| true);
     let mut near = Some(near);
     for _ in 0..2 {
         let near = near.take();

@@ -6,6 +6,7 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher as _, RandomState},
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -41,7 +42,12 @@ struct Entry {
 pub(super) struct Pooled {
     pub(super) send: SendRequest<Bytes>,
     pub(super) slots: Arc<Slots>,
+    /// The address that it was dialled from, unless it is not over TCP.
+    local: Option<IpAddr>,
 }
+
+/// Whether an address can still be used as the source of connections.
+pub(super) type Owns = Box<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 /// What a caller has to do.
 pub(super) enum Checkout<K: Key> {
@@ -61,6 +67,7 @@ pub(super) struct Table<K> {
     /// Connections and dials that the limit counts.
     count: AtomicUsize,
     options: PoolOptions,
+    owns: Owns,
 }
 
 impl<K> fmt::Debug for Table<K> {
@@ -70,12 +77,13 @@ impl<K> fmt::Debug for Table<K> {
 }
 
 impl<K: Key> Table<K> {
-    pub(super) fn new(options: PoolOptions) -> Self {
+    pub(super) fn new(options: PoolOptions, owns: Owns) -> Self {
         Self {
             shards: Default::default(),
             hasher: RandomState::new(),
             count: AtomicUsize::new(0),
             options,
+            owns,
         }
     }
 
@@ -90,7 +98,7 @@ impl<K: Key> Table<K> {
     pub(super) fn checkout(self: &Arc<Self>, key: &K) -> Checkout<K> {
         let limit = self.options.connections;
         let mut shard = self.shard(key);
-        if let Some(found) = self.find(&shard, key) {
+        if let Some(found) = self.find(&mut shard, key) {
             return found;
         }
         if self.connections() >= limit {
@@ -98,7 +106,7 @@ impl<K: Key> Table<K> {
             drop(shard);
             self.release_an_idle_one();
             shard = self.shard(key);
-            if let Some(found) = self.find(&shard, key) {
+            if let Some(found) = self.find(&mut shard, key) {
                 return found;
             }
         }
@@ -112,8 +120,13 @@ impl<K: Key> Table<K> {
     }
 
     /// A connection with room for one more stream, or the dial that is to bring one.
-    fn find(&self, shard: &Shard<K>, key: &K) -> Option<Checkout<K>> {
-        let entry = shard.get(key)?;
+    ///
+    /// Connections that are stale leave rotation first; HTTP/2 closes each when its last stream has ended.
+    fn find(&self, shard: &mut Shard<K>, key: &K) -> Option<Checkout<K>> {
+        let entry = shard.get_mut(key)?;
+        let before = entry.connections.len();
+        entry.connections.retain(|pooled| !self.is_stale(pooled));
+        self.count.fetch_sub(before - entry.connections.len(), Ordering::AcqRel);
         // The first with room: later ones become idle and are released when the load falls.
         for pooled in &entry.connections {
             let limit = self.options.streams.min(pooled.send.current_max_send_streams());
@@ -122,6 +135,11 @@ impl<K: Key> Table<K> {
             }
         }
         entry.dial.clone().map(Checkout::Wait)
+    }
+
+    /// Whether nothing that is sent on the connection is answered any more: its address has gone.
+    pub(super) fn is_stale(&self, pooled: &Pooled) -> bool {
+        pooled.local.is_some_and(|local| !(self.owns)(local))
     }
 
     /// Takes a connection out of rotation. Its streams go on.
@@ -191,9 +209,10 @@ impl<K: Key> Dialing<K> {
     pub(super) fn succeeded(
         mut self,
         send: SendRequest<Bytes>,
+        local: Option<IpAddr>,
     ) -> (Rotation<K>, Arc<Pooled>, Slot) {
         let (slots, slot) = Slots::with_one();
-        let pooled = Arc::new(Pooled { send, slots: Arc::clone(&slots) });
+        let pooled = Arc::new(Pooled { send, slots: Arc::clone(&slots), local });
         let mut shard = self.table.shard(&self.key);
         let entry = shard.entry(self.key.clone()).or_default();
         entry.connections.push(Arc::clone(&pooled));

@@ -1,11 +1,12 @@
 use std::{
     io,
-    sync::atomic::{AtomicUsize, Ordering},
+    net::Ipv4Addr,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use tokio::{
     io::{DuplexStream, duplex},
-    time::{Instant, sleep},
+    time::Instant,
 };
 
 use super::*;
@@ -23,7 +24,13 @@ struct Lab {
     dials: AtomicUsize,
     phase: watch::Sender<Phase>,
     peers: Mutex<JoinSet<()>>,
+    /// Whether the address that all connections so far are from has gone.
+    moved: Arc<AtomicBool>,
 }
+
+/// Where connections are from before and after the move.
+const BEFORE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 8));
+const AFTER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
 
 /// What the peer behind a dial does.
 #[derive(Clone, Copy)]
@@ -43,8 +50,11 @@ enum Peer {
 impl Lab {
     fn new(options: PoolOptions) -> Self {
         let (phase, _) = watch::channel(Phase::Serving);
+        let moved = Arc::new(AtomicBool::new(false));
+        let gone = Arc::clone(&moved);
         Self {
-            pool: Pool::new(options),
+            pool: Pool::new(options, move |ip| ip != BEFORE || !gone.load(Ordering::Relaxed)),
+            moved,
             dials: AtomicUsize::new(0),
             phase,
             peers: Mutex::default(),
@@ -62,12 +72,14 @@ impl Lab {
             if !matches!(peer, Peer::Absent) {
                 self.peers.lock().unwrap().spawn(run_peer(far, peer, self.phase.subscribe()));
             }
+            let local = if self.moved.load(Ordering::Relaxed) { AFTER } else { BEFORE };
             async move {
                 sleep(Duration::from_secs(1)).await;
                 if matches!(peer, Peer::Absent) {
                     return Err(ConnectError::Tls(io::ErrorKind::ConnectionReset.into()));
                 }
-                client::handshake(near, &Timeouts::default()).await
+                let established = client::handshake(near, &Timeouts::default()).await?;
+                Ok(Established { local: Some(local), ..established })
             }
         };
         let authority = Authority::from_static("10.0.0.1:80");
@@ -270,6 +282,44 @@ async fn a_full_pool_keeps_the_idle_connection_that_is_asked_for() {
         drop(lab.open_key(key, Peer::Accepts).await.unwrap());
     }
     assert_eq!((lab.dialled(), lab.pool.connections()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_whose_address_has_gone_is_replaced_and_its_tunnels_are_left_alone() {
+    let lab = Lab::new(PoolOptions::default());
+    let mut old = lab.open(Peer::Accepts).await.unwrap();
+    lab.moved.store(true, Ordering::Relaxed);
+    let new = lab.open(Peer::Accepts).await.unwrap();
+    assert_eq!((lab.dialled(), lab.pool.connections()), (2, 1));
+    old.send.send_data(bytes::Bytes::from_static(b"x"), true).unwrap();
+    old.end();
+    assert!(timeout(LONG, old.recv.data()).await.unwrap().is_none_or(|end| end.is_err()));
+    // The old one was closed with its last stream, the new one is kept.
+    drop(old);
+    lab.open(Peer::Accepts).await.unwrap();
+    let mut peers = std::mem::take(&mut *lab.peers.lock().unwrap());
+    timeout(LONG, peers.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!((lab.dialled(), peers.len()), (2, 1));
+    drop(new);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_does_not_wait_on_a_connection_whose_address_goes_meanwhile() {
+    let lab = Lab::new(PoolOptions::default());
+    let before = Instant::now();
+    let (first, ()) = tokio::join!(lab.open(Peer::Silent), async {
+        sleep(Duration::from_secs(2)).await;
+        lab.moved.store(true, Ordering::Relaxed);
+    });
+    // It was the one that dialled, and dials no second time.
+    assert!(matches!(first, Err(OpenError::Stale)), "{first:?}");
+    assert!(before.elapsed() <= Duration::from_secs(2) + STALE_CHECK);
+
+    lab.moved.store(false, Ordering::Relaxed);
+    let _pooled = lab.open(Peer::Accepts).await.unwrap();
+    lab.moved.store(true, Ordering::Relaxed);
+    assert!(lab.open(Peer::Accepts).await.is_ok());
+    assert_eq!(lab.dialled(), 3);
 }
 
 #[tokio::test(start_paused = true)]
