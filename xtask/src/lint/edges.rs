@@ -5,11 +5,24 @@ use serde_json::Value;
 use crate::workspace::{items, text};
 
 /// Who may depend on each crate. Arrows point to vocabulary (`abi`, `sys`, `mesh`), never along a connection's way.
-const ALLOWED: [(&str, &[&str]); 7] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("culvert-abi", &["culvert-ebpf", "culvert-capture", "culvert-observe", "culvert"]),
     ("culvert-sys", &["culvert-capture", "culvert-carry", "culvert"]),
-    ("culvert-mesh", &["culvert-tls", "culvert-carry", "culvert-observe", "culvert"]),
-    ("culvert-tls", &["culvert-carry", "culvert"]),
+    (
+        "culvert-mesh",
+        &[
+            "culvert-tls",
+            "culvert-carry",
+            "culvert-observe",
+            "culvert-control",
+            "culvert-controlplane",
+            "culvert",
+        ],
+    ),
+    ("culvert-tls", &["culvert-carry", "culvert-control", "culvert-controlplane", "culvert"]),
+    ("culvert-proto", &["culvert-control", "culvert-controlplane"]),
+    ("culvert-control", &["culvert"]),
+    ("culvert-controlplane", &["culvert"]),
     ("culvert-capture", &["culvert"]),
     ("culvert-carry", &["culvert"]),
     ("culvert-observe", &["culvert"]),
