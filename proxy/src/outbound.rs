@@ -18,7 +18,7 @@ use culvert_carry::{
     },
 };
 use culvert_mesh::{
-    route::{self, HboneRoute, Route},
+    route::{self, HboneRoute, Place, Route},
     service::Service,
     workload::Workload,
 };
@@ -32,7 +32,7 @@ use crate::{
     context::{PeerKey, PodContext},
     flow::{Metered, end, refuse},
 };
-use failure::{Foreign, HboneFailure};
+use failure::{Foreign, HboneFailure, NotCarried};
 
 /// How often, and how far apart, the pod's addresses are looked at before a connection counts as foreign.
 const NEWS_TRIES: u32 = 20;
@@ -53,11 +53,18 @@ pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
         Ok(source) => source,
         Err(error) => return refuse(record, &stream, Denial::UnknownWorkload, &error),
     };
-    let request = route::Request { source: &source, dst: orig_dst };
+    let request = route::Request::new(&source, orig_dst);
     let route = route::route(&node.state.load(), &request, &mut rand::rng());
     match route {
         Route::Refuse(refusal) => refuse(record, &stream, Denial::NoRoute, &refusal),
-        Route::Direct { dst, workload, service } => {
+        Route::DoubleHbone(route) => {
+            let network = Arc::clone(&route.workload.network);
+            refuse(record, &stream, Denial::NoRoute, &NotCarried::Network(network));
+        }
+        Route::Direct { dst: Place::Name { host, .. }, .. } => {
+            refuse(record, &stream, Denial::NoRoute, &NotCarried::Name(host));
+        }
+        Route::Direct { dst: Place::Address(dst), workload, service } => {
             let destination = Party { identity: None, workload };
             let flow = Flow {
                 dst,
@@ -77,11 +84,18 @@ pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
             direct(&ctx, stream, shown, record.open(flow)).await;
         }
         Route::Hbone(route) => {
+            let gateway = match &route.gateway {
+                Place::Address(gateway) => *gateway,
+                Place::Name { host, .. } => {
+                    let unknown = NotCarried::Name(Arc::clone(host));
+                    return refuse(record, &stream, Denial::NoRoute, &unknown);
+                }
+            };
             let shown = Connection {
                 direction: Direction::Outbound,
                 src: peer,
                 original_dst: Some(orig_dst.to_string().into()),
-                actual_dst: route.gateway,
+                actual_dst: gateway,
                 protocol: Protocol::Hbone,
             };
             hbone(&ctx, stream, shown, &source, route, record).await;
@@ -125,11 +139,11 @@ async fn hbone(
     route: HboneRoute,
     record: Pending,
 ) {
-    let peer = connection.src;
+    let (peer, gateway) = (connection.src, connection.actual_dst);
     let _shown = ctx.node.connections.track(connection);
     let record = record.open(Flow {
-        dst: route.gateway,
-        hbone_authority: Some(route.authority.as_str().into()),
+        dst: gateway,
+        hbone_authority: Some(route.authority.to_string().into()),
         source: Party {
             identity: Some(source.identity.clone()),
             workload: Some(Arc::clone(source)),
@@ -142,7 +156,7 @@ async fn hbone(
         security: SecurityPolicy::MutualTls,
     });
     // Boxed, so that the room for opening is given back while the connection lasts.
-    match Box::pin(tunnel(ctx, peer, source, route)).await {
+    match Box::pin(tunnel(ctx, peer, source, gateway, route)).await {
         Ok(tunnel) => {
             let meter = Metered::outbound(&record);
             end(record, copy::tunnel(app, tunnel, &meter, &ctx.node.timeouts).await.outcome);
@@ -158,6 +172,7 @@ async fn tunnel(
     ctx: &PodContext,
     peer: SocketAddr,
     source: &Workload,
+    gateway: SocketAddr,
     route: HboneRoute,
 ) -> Result<Tunnel, HboneFailure> {
     let node = &ctx.node;
@@ -166,14 +181,14 @@ async fn tunnel(
         source: source.identity.clone(),
         generation: credential.generation(),
         expected: route.expected,
-        gateway: route.gateway,
+        gateway,
     };
     let request = Connect {
-        authority: route.authority.try_into()?,
+        authority: route.authority.to_string().try_into()?,
         headers: headers(ctx, peer, source, route.service.as_deref()),
     };
     let (dialer, timeouts) = (ctx.dialer.clone(), node.timeouts);
-    let (gateway, expected) = (key.gateway, key.expected.clone());
+    let expected = key.expected.clone();
     let connect = move || async move {
         let tcp = dialer.dial(gateway, Leg::Hbone).await?;
         // Boxed: few connections need one of their own, and each would carry the room for it.

@@ -1,10 +1,14 @@
 //! The mesh as this node knows it: one immutable snapshot, swapped whole. Where it comes from is a feed's business.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use arc_swap::{ArcSwap, Guard};
 use culvert_mesh::{
-    PodRef, Snapshot,
+    Origin, PodRef, Snapshot,
     file::{self, FileError},
     workload::Workload,
 };
@@ -19,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     current: Arc<ArcSwap<Snapshot>>,
+    /// Held from reading a snapshot to storing the next one, so that no feed undoes what another did.
+    writer: Arc<Mutex<()>>,
     changed: watch::Sender<()>,
 }
 
@@ -32,7 +38,7 @@ pub(crate) struct UnknownPod {
 impl State {
     pub(crate) fn new(snapshot: Snapshot) -> Self {
         let current = Arc::new(ArcSwap::from_pointee(snapshot));
-        Self { current, changed: watch::Sender::new(()) }
+        Self { current, writer: Arc::default(), changed: watch::Sender::new(()) }
     }
 
     /// The snapshot as of now. A connection decides from one of them.
@@ -59,8 +65,15 @@ impl State {
         found.await.ok().flatten().ok_or_else(|| UnknownPod { pod: pod.clone() })
     }
 
-    pub(crate) fn swap(&self, snapshot: Snapshot) {
-        self.current.store(Arc::new(snapshot));
+    /// Makes the records of `file` all that the mesh file says. Readers never wait.
+    pub(crate) fn replace_file(&self, file: &Snapshot) {
+        self.update(|mesh| mesh.replace(Origin::File, file));
+    }
+
+    fn update(&self, next: impl FnOnce(&Snapshot) -> Snapshot) {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.current.store(Arc::new(next(&self.current.load())));
+        drop(writer);
         self.changed.send_replace(());
     }
 }
@@ -107,7 +120,7 @@ impl MeshFile {
                         policies = snapshot.policies().len(),
                         "mesh file loaded"
                     );
-                    state.swap(snapshot);
+                    state.replace_file(&snapshot);
                 }
                 Err(error) => {
                     let error = crate::error::chain(&error);
@@ -151,7 +164,7 @@ mod tests {
         let pod = pod();
         let (found, ()) = tokio::join!(state.identify(&pod), async move {
             tokio::time::sleep(Duration::from_secs(3)).await;
-            late.swap(snapshot(ONE));
+            late.replace_file(&snapshot(ONE));
         });
         assert_eq!(&*found.unwrap().uid, "a");
     }

@@ -13,6 +13,7 @@ use std::{
 
 use self::authority::{Authority, Host};
 use crate::{
+    ports,
     route::Hops,
     service::Service,
     snapshot::{Snapshot, best},
@@ -136,17 +137,19 @@ pub fn attribute<'a>(
     port: u16,
     forwarded_host: Option<&str>,
 ) -> Option<&'a Arc<Service>> {
-    let services = || local.services.iter().filter_map(|name| snapshot.find_service(name));
-    let called = forwarded_host
-        .and_then(|host| services().find(|s| s.key.hostname.eq_ignore_ascii_case(host)));
-    called.or_else(|| {
-        services().find(|service| {
-            service.endpoint(&local.uid).is_some_and(|endpoint| {
-                let ports = service.ports.keys().chain(endpoint.ports.keys());
-                ports.into_iter().any(|p| endpoint.target_port(service, *p) == Some(port))
-            })
+    let services =
+        || local.services.iter().filter_map(|m| Some((m, snapshot.find_service(&m.service)?)));
+    let called = |host: &str| {
+        services().find(|(_, service)| service.key.hostname.eq_ignore_ascii_case(host))
+    };
+    let leads_there = || {
+        services().find(|(member, service)| {
+            let mut ports = service.ports.iter().chain(member.ports.iter()).map(|(port, _)| port);
+            ports.any(|p| local.target_port(&member.ports, service, p) == Some(port))
         })
-    })
+    };
+    let found = forwarded_host.and_then(called).or_else(leads_there);
+    found.map(|(_, service)| service)
 }
 
 /// Whether `ip` belongs to something that `local`, reached at `tunnel`, is the waypoint of, or
@@ -164,8 +167,8 @@ fn fronts_address(snapshot: &Snapshot, local: &Workload, tunnel: IpAddr, ip: IpA
     if let Some(workload) = snapshot.find_by_address(network, &ip) {
         return is_waypoint(Hops::of_workload(workload));
     }
-    let services = snapshot.services_of_vip(network, &ip);
-    services.iter().any(|service| is_waypoint(Hops::of_service(service)))
+    let mut services = snapshot.services_of_vip(network, &ip);
+    services.any(|service| is_waypoint(Hops::of_service(service)))
 }
 
 /// The service called `hostname` that `local` may be asked for.
@@ -175,16 +178,17 @@ fn find_service<'a>(
     hostname: &str,
 ) -> Result<&'a Arc<Service>, InboundRefusal> {
     let hostname = hostname.to_ascii_lowercase();
-    let services = snapshot.services_of_hostname(&hostname);
-    let served = services.iter().filter(|s| s.endpoint(&local.uid).is_some());
-    let fronted = services.iter().filter(|s| {
+    let services = || snapshot.services_of_hostname(&hostname);
+    let served = services().filter(|s| local.membership(&s.key).is_some());
+    let fronted = services().filter(|s| {
         local.application_tunnel.is_some() || Hops::of_service(s).contain(snapshot, local)
     });
     let namespace = local.namespace();
     if let Some(service) = best(served, namespace).or_else(|| best(fronted, namespace)) {
         return Ok(service);
     }
-    Err(match services.first() {
+    let other = services().next();
+    Err(match other {
         Some(other) => InboundRefusal::NotServed {
             workload: Arc::clone(&local.uid),
             hostname: Arc::clone(&other.key.hostname),
@@ -195,11 +199,8 @@ fn find_service<'a>(
 
 /// The port of `local` that gets what was sent to `port` of `service`.
 fn service_port(service: &Service, local: &Workload, port: u16) -> Option<u16> {
-    if let Some(endpoint) = service.endpoint(&local.uid) {
-        return endpoint.target_port(service, port);
-    }
-    let tunnelled = || local.application_tunnel.and_then(|t| t.port).map(|_| port);
-    service.ports.get(&port).copied().filter(|&p| p != 0).or_else(tunnelled)
+    let own = local.membership(&service.key).map_or(ports::NONE, |member| &member.ports);
+    local.target_port(own, service, port)
 }
 
 /// How much of an illegal authority is worth repeating.

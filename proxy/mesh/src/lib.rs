@@ -7,19 +7,23 @@
 //! tested as tables, branch by branch.
 #![forbid(unsafe_code)]
 
+pub mod endpoints;
 pub mod error;
 pub mod file;
 pub mod identity;
 pub mod inbound;
 pub mod policy;
+pub mod ports;
 pub mod reason;
 pub mod route;
 pub mod service;
 pub mod snapshot;
 pub mod workload;
 
+pub use endpoints::{Endpoint, Endpoints};
 pub use identity::{Identity, IdentityError, PodRef};
+pub use ports::Ports;
 pub use reason::ResponseFlag;
 pub use service::Service;
-pub use snapshot::Snapshot;
+pub use snapshot::{Origin, Snapshot, Update};
 pub use workload::Workload;

@@ -234,7 +234,6 @@ fn applying<'a>(
     let named = workload.policies.iter().filter_map(|key| snapshot.find_policy(key));
     snapshot
         .policies_of_namespace(namespace)
-        .iter()
         .chain(snapshot.global_policies())
         .chain(named.filter(elsewhere))
 }

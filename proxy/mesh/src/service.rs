@@ -1,17 +1,19 @@
 //! Services: names and virtual addresses that stand for endpoints.
 //! Which endpoint a connection gets is left to `route`.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::{
     Identity,
-    workload::{Gateway, Health, NetworkAddress, ServiceName, Workload},
+    ports::Ports,
+    workload::{Gateway, NetworkAddress, ServiceName},
 };
 
-/// A service of the mesh with its endpoints.
+/// A service of the mesh. Its endpoints are the workloads that say so: see
+/// [`Snapshot::endpoints`](crate::Snapshot::endpoints).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its short name.
@@ -23,9 +25,7 @@ pub struct Service {
     /// Whole ranges of virtual addresses.
     pub cidr_vips: Vec<NetworkCidr>,
     /// Service port to target port. Target 0: only the endpoints know.
-    pub ports: BTreeMap<u16, u16>,
-    /// Its endpoints, healthy or not. Ordered by uid, each uid once.
-    pub endpoints: Vec<Endpoint>,
+    pub ports: Ports,
     /// Identities that its endpoints may have beside their own.
     pub subject_alt_names: Vec<Identity>,
     /// Where traffic addressed to this service has to pass.
@@ -43,40 +43,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// The endpoint that is the workload `uid`.
-    pub fn endpoint(&self, uid: &str) -> Option<&Endpoint> {
-        let found = self.endpoints.binary_search_by(|e| (*e.workload.uid).cmp(uid)).ok()?;
-        self.endpoints.get(found)
-    }
-
     /// Whether clients in `namespace` may see it.
     pub fn is_visible_to(&self, namespace: &str) -> bool {
         match self.visibility {
             Visibility::Public => true,
             Visibility::Namespace => *self.key.namespace == *namespace,
         }
-    }
-}
-
-/// A workload in its role as a service's endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// The workload.
-    pub workload: Arc<Workload>,
-    /// Service port to this endpoint's own target port, before the service's.
-    pub ports: BTreeMap<u16, u16>,
-    /// Whether it is ready to serve this service.
-    pub health: Health,
-}
-
-impl Endpoint {
-    /// The port of this endpoint that serves `port` of `service`. `None`: it does not serve it.
-    pub fn target_port(&self, service: &Service, port: u16) -> Option<u16> {
-        let own = self.ports.get(&port).copied();
-        let target = own.or_else(|| service.ports.get(&port).copied()).filter(|&p| p != 0);
-        // A proxy that demultiplexes by itself takes connections of every port on its one port.
-        let tunnelled = || self.workload.application_tunnel.and_then(|t| t.port).map(|_| port);
-        target.or_else(tunnelled)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::Identity;
+use crate::{Identity, ports::Ports, service::Service};
 
 /// The port on which every workload of the mesh accepts HBONE.
 pub const HBONE_PORT: u16 = 15008;
@@ -61,8 +61,8 @@ pub struct Workload {
     pub locality: Locality,
     /// Its share of its services' connections. 0: none.
     pub capacity: u32,
-    /// The services it is an endpoint of.
-    pub services: Vec<ServiceName>,
+    /// The services it is an endpoint of, each once.
+    pub services: Vec<Membership>,
 }
 
 impl Workload {
@@ -70,6 +70,30 @@ impl Workload {
     pub fn namespace(&self) -> &str {
         self.identity.namespace()
     }
+
+    /// What it says of itself as an endpoint of `service`. `None`: it is none.
+    pub fn membership(&self, service: &ServiceName) -> Option<&Membership> {
+        self.services.iter().find(|member| member.service == *service)
+    }
+
+    /// The port of this workload that serves `port` of `service`, given its `own` translations.
+    pub(crate) fn target_port(&self, own: &Ports, service: &Service, port: u16) -> Option<u16> {
+        let target = own.get(port).or_else(|| service.ports.get(port)).filter(|&p| p != 0);
+        // A proxy that demultiplexes by itself takes connections of every port on its one port.
+        let tunnelled = || self.application_tunnel.and_then(|t| t.port).map(|_| port);
+        target.or_else(tunnelled)
+    }
+}
+
+/// A workload's part in a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The service, known or not.
+    pub service: ServiceName,
+    /// Service port to this workload's own target port, before the service's.
+    pub ports: Ports,
+    /// Whether it is ready to serve this service; `None`: as ready as the workload is.
+    pub health: Option<Health>,
 }
 
 /// What a workload accepts.

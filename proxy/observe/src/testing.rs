@@ -89,7 +89,6 @@ fn service() -> Service {
         vips: vec![],
         cidr_vips: vec![],
         ports: [(5432, 5432)].into(),
-        endpoints: vec![],
         subject_alt_names: vec![],
         waypoint: None,
         weighted_waypoints: vec![],

@@ -1,6 +1,6 @@
 //! Why an outbound connection failed, and what telemetry calls it.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use culvert_carry::{
     dial::DialError,
@@ -14,6 +14,17 @@ use culvert_tls::{HandshakeError, IdentityError};
 #[error("{peer} is no address of the pod whose outbound listener it reached")]
 pub(super) struct Foreign {
     pub(super) peer: SocketAddr,
+}
+
+/// The mesh knows a way that this proxy does not go.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotCarried {
+    #[error(
+        "destination is in network {0:?}; tunnels through a network gateway are not carried yet"
+    )]
+    Network(Arc<str>),
+    #[error("destination is known by its name {0} only; names are not resolved yet")]
+    Name(Arc<str>),
 }
 
 /// Why there is no tunnel.
@@ -92,7 +103,7 @@ pub(super) fn of_dial(error: &DialError) -> ResponseFlag {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::time::Duration;
 
     use culvert_carry::dial::Leg;
     use http::StatusCode;

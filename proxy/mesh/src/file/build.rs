@@ -5,7 +5,7 @@ mod policies;
 mod references;
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::{HashMap, hash_map::Entry},
     net::IpAddr,
     sync::Arc,
 };
@@ -17,11 +17,12 @@ use super::{
 };
 use crate::{
     Identity,
-    service::{Endpoint, LoadBalancer, Service, WeightedGateway},
-    snapshot::Snapshot,
+    ports::Ports,
+    service::{LoadBalancer, Service, WeightedGateway},
+    snapshot::{Origin, Snapshot, Update},
     workload::{
-        ApplicationTunnel, Gateway, HBONE_PORT, Health, Locality, NetworkMode, ServiceName,
-        Workload,
+        ApplicationTunnel, Gateway, HBONE_PORT, Health, Locality, Membership, NetworkMode,
+        ServiceName, Workload,
     },
 };
 
@@ -38,12 +39,14 @@ pub(super) fn snapshot(mesh: raw::Mesh) -> Result<Snapshot, Fault> {
         services.add(index, service, &mut references, &mut endpoints)?;
     }
     let policies = policies::policies(mesh.policies)?;
-    let workloads = workloads.finish(&endpoints);
     for endpoint in endpoints {
-        let workload = workloads.get(&endpoint.uid).cloned();
-        services.attach(endpoint, workload)?;
+        services.check(&endpoint)?;
+        workloads.attach(endpoint)?;
     }
-    let snapshot = Snapshot::new(workloads.into_values(), services.finish(), policies);
+    let workloads = workloads.by_uid.into_values().map(Update::Workload);
+    let services = services.all.into_iter().map(Update::Service);
+    let updates = workloads.chain(services).chain(policies.into_iter().map(Update::Policy));
+    let snapshot = Snapshot::default().apply(Origin::File, updates);
     references.check(&snapshot)?;
     Ok(snapshot)
 }
@@ -53,12 +56,12 @@ pub(super) fn fault(line: u64, field: String, what: String) -> Fault {
 }
 
 /// A workload's part in a service, as either of the two declares it.
-struct Membership {
+struct Declared {
     line: u64,
     field: String,
     uid: Arc<str>,
     service: ServiceName,
-    ports: BTreeMap<u16, u16>,
+    ports: Ports,
     health: Health,
 }
 
@@ -77,7 +80,7 @@ impl Workloads {
         index: usize,
         raw: raw::Workload,
         references: &mut References,
-        endpoints: &mut Vec<Membership>,
+        endpoints: &mut Vec<Declared>,
     ) -> Result<(), Fault> {
         let at = |field: &str| format!("workloads[{index}].{field}");
         let line = raw.uid.referenced.line();
@@ -129,7 +132,7 @@ impl Workloads {
         });
         for (service, ports) in raw.services.0 {
             let (line, service) = (service.referenced.line(), service.value.0);
-            endpoints.push(Membership {
+            endpoints.push(Declared {
                 line,
                 field: at(&format!("services.{service}")),
                 uid: Arc::clone(&uid),
@@ -179,16 +182,29 @@ impl Workloads {
         Ok(())
     }
 
-    /// The workloads, each with the services that it or they themselves say it belongs to.
-    fn finish(mut self, memberships: &[Membership]) -> HashMap<Arc<str>, Arc<Workload>> {
-        for member in memberships {
-            if let Some(workload) = self.by_uid.get_mut(&member.uid)
-                && !workload.services.contains(&member.service)
-            {
-                workload.services.push(member.service.clone());
+    /// Makes the workload an endpoint. Its record and the service's may both say so, but then the
+    /// same.
+    fn attach(&mut self, endpoint: Declared) -> Result<(), Fault> {
+        let Declared { line, field, uid, service, ports, health } = endpoint;
+        let Some(workload) = self.by_uid.get_mut(&uid) else {
+            let what = format!("no workload has uid `{uid}`; add it or remove the endpoint");
+            return Err(fault(line, field, what));
+        };
+        let health = (health != workload.health).then_some(health);
+        let member = Membership { service, ports, health };
+        match workload.membership(&member.service) {
+            Some(other) if *other != member => {
+                let service = &member.service;
+                let what = format!(
+                    "workload `{uid}` is an endpoint of {service} twice, with different ports or \
+                     status; declare it in one place"
+                );
+                return Err(fault(line, field, what));
             }
+            Some(_) => {}
+            None => workload.services.push(member),
         }
-        self.by_uid.into_iter().map(|(uid, workload)| (uid, Arc::new(workload))).collect()
+        Ok(())
     }
 }
 
@@ -196,8 +212,6 @@ impl Workloads {
 struct Services {
     all: Vec<Service>,
     by_name: HashMap<ServiceName, usize>,
-    /// Service and uid to the endpoint's place in the service.
-    attached: HashMap<(usize, Arc<str>), usize>,
 }
 
 impl Services {
@@ -206,7 +220,7 @@ impl Services {
         index: usize,
         raw: raw::Service,
         references: &mut References,
-        endpoints: &mut Vec<Membership>,
+        endpoints: &mut Vec<Declared>,
     ) -> Result<(), Fault> {
         let at = |field: &str| format!("services[{index}].{field}");
         let line = raw.hostname.referenced.line();
@@ -217,7 +231,7 @@ impl Services {
             return Err(fault(line, at("hostname"), what));
         }
         for (entry, endpoint) in raw.endpoints.0 {
-            endpoints.push(Membership {
+            endpoints.push(Declared {
                 line: endpoint.workload_uid.referenced.line(),
                 field: at(&format!("endpoints.{entry}")),
                 uid: endpoint.workload_uid.value.0.0,
@@ -241,7 +255,6 @@ impl Services {
             vips: raw.vips.into_iter().map(|vip| vip.0).collect(),
             cidr_vips: raw.cidr_vips.into_iter().map(Into::into).collect(),
             ports: raw.ports.0.into_iter().map(|(port, target)| (port.0.0, target.0.0)).collect(),
-            endpoints: Vec::new(),
             subject_alt_names: raw.subject_alt_names.into_iter().map(|san| san.0).collect(),
             waypoint,
             weighted_waypoints,
@@ -259,45 +272,18 @@ impl Services {
         Ok(())
     }
 
-    /// Makes the workload an endpoint. Both records may say so, but then the same.
-    fn attach(&mut self, member: Membership, workload: Option<Arc<Workload>>) -> Result<(), Fault> {
-        let Membership { line, field, uid, service, ports, health } = member;
-        let Some(workload) = workload else {
-            let what = format!("no workload has uid `{uid}`; add it or remove the endpoint");
-            return Err(fault(line, field, what));
-        };
-        let index = self.by_name.get(&service).copied();
-        let known = index.and_then(|index| Some((index, self.all.get_mut(index)?)));
-        let Some((index, known)) = known else {
-            let what = format!("no service is called {service}; add it or remove the reference");
-            return Err(fault(line, field, what));
-        };
-        let endpoint = Endpoint { workload, ports, health };
-        let next = known.endpoints.len();
-        let place = *self.attached.entry((index, Arc::clone(&uid))).or_insert(next);
-        match known.endpoints.get(place) {
-            Some(other) if *other != endpoint => {
-                let what = format!(
-                    "workload `{uid}` is an endpoint of {service} twice, with different ports or \
-                     status; declare it in one place"
-                );
-                return Err(fault(line, field, what));
-            }
-            Some(_) => {}
-            None => known.endpoints.push(endpoint),
+    /// The service of the endpoint must be known.
+    fn check(&self, endpoint: &Declared) -> Result<(), Fault> {
+        let Declared { line, field, service, .. } = endpoint;
+        if self.by_name.contains_key(service) {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    fn finish(self) -> impl Iterator<Item = Arc<Service>> {
-        self.all.into_iter().map(|mut service| {
-            service.endpoints.sort_by(|a, b| a.workload.uid.cmp(&b.workload.uid));
-            Arc::new(service)
-        })
+        let what = format!("no service is called {service}; add it or remove the reference");
+        Err(fault(*line, field.clone(), what))
     }
 }
 
-fn port_map(ports: PortMap) -> BTreeMap<u16, u16> {
+fn port_map(ports: PortMap) -> Ports {
     ports.0.into_iter().map(|(port, target)| (port.0.0, target.0.0)).collect()
 }
 

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use super::*;
 use crate::{
-    PodRef,
+    PodRef, Workload,
     policy::{Enforcement, TextMatch},
     workload::{Health, Protocol},
 };
@@ -29,11 +29,12 @@ fn every_field_is_read() {
     assert_eq!((waypoint.protocol, waypoint.capacity), (Protocol::Hbone, 1));
     let ip: IpAddr = "10.1.0.1".parse().unwrap();
     let service = mesh.find_by_vip("n1", &ip, "other").unwrap();
-    assert_eq!(service.endpoints.len(), 2);
-    assert_eq!(service.endpoint(&waypoint.uid).unwrap().health, Health::Unhealthy);
-    assert!(web.services.contains(&service.key) && waypoint.services.contains(&service.key));
-    assert_eq!(service.endpoint(&web.uid).unwrap().target_port(service, 80), Some(8080));
-    assert_eq!(service.endpoint(&waypoint.uid).unwrap().target_port(service, 443), Some(8443));
+    let endpoints = mesh.endpoints(&service.key);
+    assert_eq!(endpoints.len(), 2);
+    let endpoint = |workload: &Workload| endpoints.find(&workload.uid).unwrap();
+    assert_eq!(endpoint(waypoint).health(), Health::Unhealthy);
+    assert_eq!(endpoint(web).target_port(service, 80), Some(8080));
+    assert_eq!(endpoint(waypoint).target_port(service, 443), Some(8443));
     let policy = mesh.find_policy("shop/allow-api").unwrap();
     assert_eq!(policy.enforcement, Enforcement::DryRun);
     let principals = &policy.rules[0].clauses[0].matches[0].principals;

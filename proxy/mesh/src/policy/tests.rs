@@ -1,7 +1,10 @@
 use std::path::Path;
 
 use super::*;
-use crate::file;
+use crate::{
+    file,
+    snapshot::{Origin, Update},
+};
 
 /// A mesh of one workload, `n/w` at 10.0.0.1, selected by policy `n/p`, and the given policies.
 fn mesh(policies: &str) -> Snapshot {
@@ -191,9 +194,10 @@ fn policies_that_nobody_knows_fail_closed() {
     let known = mesh(&with_rules("[[]]"));
     let workload = known.find_workload("w").unwrap();
     let connection = connection("a/b");
-    let verdict = |policies: Vec<Arc<Policy>>| {
-        let mesh = Snapshot::new(known.workloads().cloned(), [], policies);
-        evaluate(&mesh, workload, &connection)
+    let verdict = |policies: Vec<Policy>| {
+        let removed = [Update::RemovePolicy("n/p".into())];
+        let updates = removed.into_iter().chain(policies.into_iter().map(Update::Policy));
+        evaluate(&known.apply(Origin::File, updates), workload, &connection)
     };
     let missing = Denial::Missing("n/p".into());
     assert_eq!(
@@ -202,7 +206,7 @@ fn policies_that_nobody_knows_fail_closed() {
     );
     assert_eq!(verdict(vec![]), Verdict::Denied { reason: missing });
     // Another one that allows still does.
-    let mut other = (**known.find_policy("n/p").unwrap()).clone();
+    let mut other = Policy::clone(known.find_policy("n/p").unwrap());
     (other.key, other.scope) = ("n/other".into(), Scope::Namespace);
-    assert_eq!(verdict(vec![Arc::new(other)]), Verdict::Allowed);
+    assert_eq!(verdict(vec![other]), Verdict::Allowed);
 }

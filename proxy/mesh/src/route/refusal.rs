@@ -31,13 +31,19 @@ pub enum Refusal {
         /// The service or workload that it belongs to.
         target: Arc<str>,
     },
-    /// What would have to be dialled is in another network.
-    #[error("{target} is in network {network:?}, which cannot be reached from this one yet")]
+    /// What would have to be dialled is in another network, and there is no way into that.
+    #[error("{target} is in network {network:?}, to which there is no usable gateway")]
     OtherNetwork {
         /// The service or workload.
         target: Arc<str>,
         /// Its network.
         network: Arc<str>,
+    },
+    /// Whatever could be dialled was tried by this connection in vain.
+    #[error("{target} has no endpoint left to try")]
+    Exhausted {
+        /// The service or workload.
+        target: Arc<str>,
     },
     /// The address belongs to a service of the mesh that is private to its namespace.
     #[error("service {service} is visible in its own namespace only")]

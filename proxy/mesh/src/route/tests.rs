@@ -5,6 +5,7 @@ use rand::{SeedableRng as _, rngs::StdRng};
 use super::*;
 use crate::{
     file,
+    snapshot::{Origin, Update},
     workload::{Destination, Gateway, ServiceName},
 };
 
@@ -36,13 +37,29 @@ fn tell(route: &Route) -> String {
             };
             format!("{hop} {gateway} {authority} {}{}", workload.name, service(s))
         }
+        Route::DoubleHbone(double) => {
+            assert!(double.gateway_expected.contains(&double.gateway_workload.identity));
+            let expected: Vec<_> = double.expected.iter().map(Identity::service_account).collect();
+            let hop = match double.hop {
+                Hop::Workload => "double",
+                Hop::Waypoint => "double-waypoint",
+            };
+            let DoubleHboneRoute { gateway, authority, gateway_workload, workload, .. } = double;
+            format!(
+                "{hop} {gateway} {} then {authority} {} as {} for {}",
+                gateway_workload.name,
+                workload.name,
+                expected.join(","),
+                double.service.name
+            )
+        }
         Route::Refuse(refusal) => refusal.to_string(),
     }
 }
 
 /// All routes that chance may choose.
 fn routes(mesh: &Snapshot, source: &str, dst: &str) -> BTreeSet<String> {
-    let request = Request { source: named(mesh, source), dst: dst.parse().unwrap() };
+    let request = Request::new(named(mesh, source), dst.parse().unwrap());
     (0..64).map(|seed| tell(&route(mesh, &request, &mut StdRng::seed_from_u64(seed)))).collect()
 }
 
@@ -221,18 +238,20 @@ fn weighted_waypoints_share_connections_and_weight_zero_gets_none() {
 }
 
 #[test]
+fn what_has_only_a_name_is_where_that_leads() {
+    check(
+        "client",
+        "10.0.4.4:80",
+        &["waypoint wp-nowhere.example.com:15008 10.0.4.4:80 wp-nowhere"],
+    );
+}
+
+#[test]
 fn waypoints_that_cannot_be_used_fail_closed() {
     check(
         "client",
         "10.1.0.18:80",
         &["service n/wp-empty.n has no healthy endpoint for port 15008"],
-    );
-    check(
-        "client",
-        "10.0.4.4:80",
-        &[
-            "waypoint n/wp-nowhere.example.com of behind-nowhere is not known or has no usable address",
-        ],
     );
     let unknown = Gateway {
         destination: Destination::Name(ServiceName { namespace: "n".into(), hostname: "w".into() }),
@@ -241,8 +260,7 @@ fn waypoints_that_cannot_be_used_fail_closed() {
     let known = mesh();
     let mut lost = (**named(&known, "a")).clone();
     lost.waypoint = Some(unknown);
-    let workloads = known.workloads().cloned().chain([Arc::new(lost)]);
-    let mesh = Snapshot::new(workloads, known.services().cloned(), []);
+    let mesh = known.apply(Origin::File, [Update::Workload(lost)]);
     check_in(
         &mesh,
         "client",
@@ -252,17 +270,18 @@ fn waypoints_that_cannot_be_used_fail_closed() {
 }
 
 #[test]
-fn other_networks_are_refused_unless_there_is_a_near_endpoint() {
+fn other_networks_are_entered_by_their_gateways() {
     check(
         "client",
         "10.1.0.19:80",
-        &["n/remote.n is in network \"n2\", which cannot be reached from this one yet"],
+        &["double 10.5.0.1:15008 far then remote.n:80 far as default for remote"],
     );
     check("client", "10.1.0.21:80", &["hbone 10.0.1.1:15008 10.0.1.1:80 a for both-networks"]);
+    // There, an address would mean another workload.
     check(
         "client",
         "10.0.4.5:80",
-        &["far is in network \"n2\", which cannot be reached from this one yet"],
+        &["far is in network \"n2\", to which there is no usable gateway"],
     );
     check(
         "client",
@@ -274,7 +293,7 @@ fn other_networks_are_refused_unless_there_is_a_near_endpoint() {
 #[test]
 fn services_vouch_for_further_identities() {
     let mesh = mesh();
-    let request = Request { source: named(&mesh, "client"), dst: "10.1.0.7:80".parse().unwrap() };
+    let request = Request::new(named(&mesh, "client"), "10.1.0.7:80".parse().unwrap());
     let Route::Hbone(hbone) = route(&mesh, &request, &mut StdRng::seed_from_u64(1)) else {
         panic!("not a tunnel");
     };
@@ -288,7 +307,7 @@ fn services_vouch_for_further_identities() {
 #[test]
 fn connections_are_shared_by_capacity() {
     let mesh = mesh();
-    let request = Request { source: named(&mesh, "client"), dst: "10.1.0.1:80".parse().unwrap() };
+    let request = Request::new(named(&mesh, "client"), "10.1.0.1:80".parse().unwrap());
     let mut rng = StdRng::seed_from_u64(7);
     let routes = (0..6000).map(|_| tell(&route(&mesh, &request, &mut rng)));
     let to_b = routes.filter(|route| route.contains(" b ")).count();
@@ -306,12 +325,13 @@ fn no_mesh_workload_is_ever_reached_in_plaintext() {
     for source in mesh.workloads() {
         for ip in &addresses {
             for port in [80, 81, 82, 15008] {
-                let request = Request { source, dst: SocketAddr::new(*ip, port) };
+                let request = Request::new(source, SocketAddr::new(*ip, port));
                 let Route::Direct { dst, workload, .. } = route(&mesh, &request, &mut rng) else {
                     continue;
                 };
                 assert!(workload.is_none_or(|w| w.protocol == Protocol::Tcp), "{request:?}");
-                let owner = mesh.find_by_address(&source.network, &dst.ip());
+                let ip = dst.address().unwrap().ip();
+                let owner = mesh.find_by_address(&source.network, &ip);
                 assert!(owner.is_none_or(|w| w.protocol == Protocol::Tcp), "{request:?}");
             }
         }

@@ -1,11 +1,16 @@
 //! The waypoints of services and workloads: who has one, which one, and how it is reached.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use rand::Rng;
 
-use super::{Decision, HboneRoute, Hop, Refusal, Role, Route, balance, expected};
+use super::{
+    Decision, HboneRoute, Hop, Place, Refusal, Route,
+    balance::{self, Reach, Role},
+    expected,
+};
 use crate::{
+    Identity,
     service::{Service, WeightedGateway},
     snapshot::{Found, Snapshot},
     workload::{Destination, Gateway, Workload},
@@ -32,7 +37,7 @@ impl<'a> Hops<'a> {
         let weighted = self.weighted.iter().map(|w| &w.gateway);
         weighted.chain(self.single).any(|gateway| {
             match snapshot.find_destination(&gateway.destination) {
-                Some(Found::Service(service)) => service.endpoint(&workload.uid).is_some(),
+                Some(Found::Service(service)) => workload.membership(&service.key).is_some(),
                 Some(Found::Workload(waypoint)) => waypoint.uid == workload.uid,
                 None => false,
             }
@@ -70,34 +75,59 @@ impl<R: Rng + ?Sized> Decision<'_, R> {
             target: target.to_string().into(),
         };
         let found = self.snapshot.find_destination(&gateway.destination).ok_or_else(unusable)?;
-        let (workload, address, expected) = match found {
+        let (workload, place, expected) = match found {
             Found::Service(waypoint) => {
                 let ask = self.ask(gateway.port, Role::Waypoint);
-                let chosen = balance::choose(waypoint, &ask, self.rng)?;
-                (chosen.workload, chosen.address, expected(chosen.workload, Some(waypoint)))
+                let chosen = balance::choose(self.snapshot, waypoint, &ask, self.rng)?;
+                let workload = chosen.workload;
+                match chosen.reach {
+                    Reach::Near(place) => (workload, place, expected(workload, Some(waypoint))),
+                    Reach::Far => {
+                        let expected = self.identities(waypoint, workload);
+                        return self.via_far_waypoint(workload, service, expected);
+                    }
+                }
+            }
+            Found::Workload(waypoint) if waypoint.network != self.source.network => {
+                return self.via_far_waypoint(waypoint, service, expected(waypoint, None));
             }
             Found::Workload(waypoint) => {
-                if waypoint.network != self.source.network {
-                    return Err(Refusal::OtherNetwork {
-                        target: Arc::clone(&waypoint.uid),
-                        network: Arc::clone(&waypoint.network),
-                    });
-                }
-                let ip = match &gateway.destination {
-                    Destination::Address(address) => Some(address.ip),
-                    Destination::Name(_) => balance::pick_ip(waypoint, self.dst.ip(), |_| true),
+                self.untried(waypoint)?;
+                let place = match &gateway.destination {
+                    Destination::Address(address) => {
+                        Some(Place::Address((address.ip, gateway.port).into()))
+                    }
+                    Destination::Name(_) => {
+                        balance::place(waypoint, self.dst.ip(), gateway.port, |_| true)
+                    }
                 };
-                let address = SocketAddr::new(ip.ok_or_else(unusable)?, gateway.port);
-                (waypoint, address, expected(waypoint, None))
+                (waypoint, place.ok_or_else(unusable)?, expected(waypoint, None))
             }
         };
         Ok(Route::Hbone(HboneRoute {
-            gateway: address,
-            authority: self.dst.to_string(),
+            gateway: place,
+            authority: self.dst.into(),
             expected,
             workload: Arc::clone(workload),
             service: service.cloned(),
             hop: Hop::Waypoint,
         }))
+    }
+
+    /// To a waypoint in another network. What cannot be named there cannot be asked for.
+    fn via_far_waypoint(
+        &mut self,
+        waypoint: &Arc<Workload>,
+        service: Option<&Arc<Service>>,
+        expected: Vec<Identity>,
+    ) -> Result<Route, Refusal> {
+        self.untried(waypoint)?;
+        match service {
+            Some(service) => self.via_network(waypoint, service, expected, Hop::Waypoint),
+            None => Err(Refusal::OtherNetwork {
+                target: Arc::clone(&waypoint.uid),
+                network: Arc::clone(&waypoint.network),
+            }),
+        }
     }
 }

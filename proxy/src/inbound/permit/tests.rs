@@ -37,10 +37,10 @@ fn the_pods_record_as_of_now_decides() {
     let pod = pod();
     let state = State::new(snapshot(&workload("")));
     assert!(Permit::check(&state, &pod, connection()).is_ok());
-    state.swap(snapshot(&(workload("shop/nobody") + POLICY)));
+    state.replace_file(&snapshot(&(workload("shop/nobody") + POLICY)));
     let denied = Permit::check(&state, &pod, connection()).err().unwrap();
     assert!(matches!(denied, Denied::AtOnce(Denial::NoneAllowed)), "{denied}");
-    state.swap(Snapshot::default());
+    state.replace_file(&Snapshot::default());
     assert!(matches!(Permit::check(&state, &pod, connection()), Err(Denied::Gone)));
 }
 
@@ -49,9 +49,9 @@ async fn a_permit_is_withdrawn_by_the_change_that_denies_and_by_no_other() {
     let pod = pod();
     let state = State::new(snapshot(&workload("")));
     let mut permit = Permit::check(&state, &pod, connection()).ok().unwrap();
-    state.swap(snapshot(&(workload("") + POLICY)));
+    state.replace_file(&snapshot(&(workload("") + POLICY)));
     assert!(timeout(Duration::from_secs(1), permit.withdrawn()).await.is_err());
-    state.swap(snapshot(&(workload("shop/nobody") + POLICY)));
+    state.replace_file(&snapshot(&(workload("shop/nobody") + POLICY)));
     let denied = timeout(Duration::from_secs(1), permit.withdrawn()).await.unwrap();
     assert!(matches!(denied, Denied::Later(Denial::NoneAllowed)), "{denied}");
 }
@@ -61,7 +61,7 @@ async fn a_permit_ends_with_the_pods_record() {
     let pod = pod();
     let state = State::new(snapshot(&workload("")));
     let mut permit = Permit::check(&state, &pod, connection()).ok().unwrap();
-    state.swap(Snapshot::default());
+    state.replace_file(&Snapshot::default());
     let denied = timeout(Duration::from_secs(1), permit.withdrawn()).await.unwrap();
     assert!(matches!(denied, Denied::Gone), "{denied}");
 }

@@ -8,7 +8,7 @@ use crate::{
     policy::{Clause, Condition, Enforcement, Match, Policy, Rule, ServiceAccount, TextMatch},
 };
 
-pub(super) fn policies(raw: Vec<raw::Policy>) -> Result<Vec<Arc<Policy>>, Fault> {
+pub(super) fn policies(raw: Vec<raw::Policy>) -> Result<Vec<Policy>, Fault> {
     let mut keys: HashMap<Arc<str>, usize> = HashMap::new();
     let mut policies = Vec::with_capacity(raw.len());
     for (index, raw) in raw.into_iter().enumerate() {
@@ -20,7 +20,7 @@ pub(super) fn policies(raw: Vec<raw::Policy>) -> Result<Vec<Arc<Policy>>, Fault>
             return Err(fault(line, format!("policies[{index}].name"), what));
         }
         let enforcement = if raw.dry_run { Enforcement::DryRun } else { Enforcement::Enforced };
-        policies.push(Arc::new(Policy {
+        policies.push(Policy {
             key,
             name,
             namespace,
@@ -28,7 +28,7 @@ pub(super) fn policies(raw: Vec<raw::Policy>) -> Result<Vec<Arc<Policy>>, Fault>
             action: raw.action,
             rules: raw.rules.into_iter().map(rule).collect(),
             enforcement,
-        }));
+        });
     }
     Ok(policies)
 }
