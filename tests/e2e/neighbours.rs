@@ -65,17 +65,6 @@ fn have_tools() -> bool {
     require::tool("/usr/bin/python3", &["--version"]) && require::tool("tc", &["-V"])
 }
 
-/// tcx links came with Linux 6.6.
-fn have_tcx() -> bool {
-    let version = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or_default());
-    let there = (parts.next(), parts.next()) >= (Some(6), Some(6));
-    if !there {
-        eprintln!("skipped: this kernel has no tcx links: {version}");
-    }
-    there
-}
-
 fn has_our_filters(pod: &Pod) {
     await_filters(&pod.netns, "eth0", &["hold_in", "guard"]);
 }
@@ -120,12 +109,14 @@ fn filters_of_others_run_beside_ours_and_stay_when_we_go() {
     all_count(&talk);
     let left = inspect::filters(&a1.netns, "eth0").unwrap();
     let left: Vec<_> = left.iter().map(|filter| (filter.hook, filter.priority)).collect();
-    assert_eq!(left, [("ingress", 5), ("ingress", 50), ("egress", 5), ("egress", 50)]);
+    let [five, fifty] = [5, 50].map(Some);
+    assert_eq!(left, [("ingress", five), ("ingress", fifty), ("egress", five), ("egress", fifty)]);
 }
 
 #[test]
 fn tcx_links_of_others_that_pass_packets_on_run_beside_our_filters() {
-    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && have_tcx()) else {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && inspect::have_tcx())
+    else {
         return;
     };
     let (a1, x) = (&topology.a1, &topology.x);
@@ -156,7 +147,7 @@ fn capture_goes_on_behind_a_program_that_ends_the_chain() {
     let apps = [a1, b1].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
     let [inside, outside] = apps.each_ref().map(App::port);
     for [kind, place, verdict] in ENDS_OF_THE_CHAIN {
-        if kind == "tcx" && !have_tcx() {
+        if kind == "tcx" && !inspect::have_tcx() {
             continue;
         }
         let _foreign = ["ingress", "egress"]

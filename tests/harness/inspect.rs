@@ -1,6 +1,8 @@
 //! What is attached to a namespace and pinned by a node, as tc and bpftool tell it.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use aya::programs::{SchedClassifier, TcAttachType};
+use culvert_sys::{bpf::LinkIds, chain};
 use serde_json::Value;
 
 use crate::{culvert::Culvert, netns::Netns};
@@ -8,13 +10,13 @@ use crate::{culvert::Culvert, netns::Netns};
 /// The names that culvert gives its filters.
 pub const OUR_FILTERS: [&str; 3] = ["hold_in", "hold_out", "guard"];
 
-/// A tc filter.
+/// A program at a hook of tc.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Filter {
     /// `ingress` or `egress`.
     pub hook: &'static str,
-    /// Its preference.
-    pub priority: u64,
+    /// Its preference as a filter; a tcx link has none.
+    pub priority: Option<u64>,
     /// The name of its program.
     pub name: String,
 }
@@ -26,20 +28,55 @@ impl Filter {
     }
 }
 
-/// The BPF filters on both hooks of an interface, in the order in which packets meet them.
+/// The BPF programs on both hooks of an interface, by tcx link or filter, in the order in which packets meet them.
 pub fn filters(netns: &Netns, interface: &str) -> Result<Vec<Filter>> {
     let mut filters = Vec::new();
-    for hook in ["ingress", "egress"] {
+    for (hook, attach_type) in
+        [("ingress", TcAttachType::Ingress), ("egress", TcAttachType::Egress)]
+    {
+        let tcx = if links(netns, interface, attach_type)?.is_empty() {
+            Vec::new()
+        } else {
+            netns.run(|| SchedClassifier::query_tcx(interface, attach_type))?.1
+        };
+        for program in tcx {
+            let name = program.name_as_str().context("a program without a name")?.to_owned();
+            filters.push(Filter { hook, priority: None, name });
+        }
         let text = netns.output("tc", &["-j", "filter", "show", "dev", interface, hook])?;
         for filter in list(&text)? {
             let Some(name) = filter.pointer("/options/bpf_name").and_then(Value::as_str) else {
                 continue;
             };
-            let priority = filter.get("pref").and_then(Value::as_u64).unwrap_or_default();
+            let priority = filter.get("pref").and_then(Value::as_u64);
             filters.push(Filter { hook, priority, name: name.to_owned() });
         }
     }
     Ok(filters)
+}
+
+/// The tcx links on a hook of an interface, each with its program, in the order in which packets meet them.
+pub fn links(netns: &Netns, interface: &str, hook: TcAttachType) -> Result<Vec<LinkIds>> {
+    let hook = match hook {
+        TcAttachType::Ingress => chain::Hook::Ingress,
+        TcAttachType::Egress => chain::Hook::Egress,
+        TcAttachType::Custom(parent) => bail!("tcx has no hook {parent}"),
+    };
+    match netns.run(|| chain::attached(nix::net::if_::if_nametoindex(interface)?, hook)) {
+        // Before Linux 6.6 there are none.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
+        links => links.with_context(|| format!("list the links of {interface}")),
+    }
+}
+
+/// Whether the kernel has tcx links (Linux 6.6); says so where it has not.
+#[must_use]
+pub fn have_tcx() -> bool {
+    let there = chain::attached(1, chain::Hook::Ingress).is_ok();
+    if !there {
+        eprintln!("skipped: this kernel has no tcx links");
+    }
+    there
 }
 
 /// How many `sk_lookup` links the namespace has, whoever holds them.

@@ -12,6 +12,8 @@ pub(crate) enum Repair {
     Route,
     Qdisc,
     Filter,
+    /// A program of somebody else was attached before ours.
+    FilterOrder,
     Sysctl,
     Lookup,
 }
@@ -30,7 +32,7 @@ pub(crate) enum Failure {
 /// Shared by a node and its pods.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    repairs: [AtomicU64; 6],
+    repairs: [AtomicU64; 7],
     failures: [AtomicU64; 3],
 }
 
@@ -50,7 +52,8 @@ impl Counts {
     }
 
     pub(crate) fn repairs(&self) -> Vec<(&'static str, u64)> {
-        read(["rule", "route", "qdisc", "filter", "sysctl", "sk_lookup"], &self.repairs)
+        let names = ["rule", "route", "qdisc", "filter", "filter_order", "sysctl", "sk_lookup"];
+        read(names, &self.repairs)
     }
 
     pub(crate) fn failures(&self) -> Vec<(&'static str, u64)> {

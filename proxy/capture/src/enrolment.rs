@@ -13,7 +13,7 @@ use std::{
 
 use aya::{
     maps::{Map, MapData, SockMap},
-    programs::{ProgramError, SchedClassifier, SkLookup, links::FdLink},
+    programs::{ProgramError, SkLookup, links::FdLink},
 };
 use culvert_abi::maps as names;
 use culvert_sys::{bpf, netns::Netns};
@@ -22,15 +22,14 @@ use crate::{
     cleanup::find_netns,
     counts::Counts,
     error::{CaptureError, InNetns as _, chain},
+    hooks::{Existing, FilterProgram, Inside, Programs},
     interfaces::{Interfaces, look_into},
     listeners::{self, Listener},
     maps::failed,
     node::{Loaded, Steering},
     object::{self, Loader, programs},
     pins::{PodPins, pin_error},
-    pod::{
-        Addresses, Changes, Existing, FilterProgram, Inner, Pod, Programs, Steered, sync_routing,
-    },
+    pod::{Addresses, Changes, Inner, Pod, Steered, sync_routing},
     removal, settings,
     upkeep::Upkeep,
 };
@@ -114,9 +113,9 @@ fn install(
         loader: Arc::clone(&node.loader),
         counts: Arc::clone(counts),
         programs: Programs {
-            hold_in: load_filter(&mut object, programs::HOLD_IN)?,
-            hold_out: load_filter(&mut object, programs::HOLD_OUT)?,
-            guard: load_filter(&mut object, programs::GUARD)?,
+            hold_in: FilterProgram::load(&mut object, programs::HOLD_IN)?,
+            hold_out: FilterProgram::load(&mut object, programs::HOLD_OUT)?,
+            guard: FilterProgram::load(&mut object, programs::GUARD)?,
         },
         upkeep: Mutex::default(),
     };
@@ -128,7 +127,8 @@ fn install(
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     let captured_before = pins.is_attached();
     attach_lookup(lookup, netns, pins)?;
-    steered.attach_holds(id, &mut rtnl, &now, Existing::Replace)?;
+    let inside = &mut Inside { netns, rtnl: &mut rtnl, now: &now };
+    steered.attach_holds(inside, Existing::Replace)?;
 
     // Commit point.
     let contested = node.maps.lock().commit(id, cookie, &tracked)?;
@@ -138,7 +138,7 @@ fn install(
     if !captured_before {
         wait_for_syns();
     }
-    steered.attach_guards(id, &mut rtnl, &now, Existing::Replace)?;
+    steered.attach_guards(inside, Existing::Replace)?;
 
     // What is left over is counted at the watch's first look.
     *steered.upkeep() = Upkeep::new(&now, tracked, contested);
@@ -185,15 +185,6 @@ fn claim_addresses(
 
 fn is_known_by(netns: &Netns, address: IpAddr) -> bool {
     look_into(netns).is_ok_and(|(_, now)| now.is_known_by(address))
-}
-
-fn load_filter(object: &mut aya::Ebpf, name: &'static str) -> Result<FilterProgram, CaptureError> {
-    let program: &mut SchedClassifier = object::program(object, name)?;
-    program.load().map_err(refused("load", name))?;
-    let id = program.info().map_err(refused("load", name))?.id();
-    let fd = program.fd().map_err(refused("load", name))?;
-    let fd = fd.try_clone().map_err(ProgramError::IOError).map_err(refused("load", name))?;
-    Ok(FilterProgram { fd, id })
 }
 
 /// Puts each listener into its slot, in place of a predecessor's.

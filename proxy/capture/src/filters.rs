@@ -1,8 +1,8 @@
 //! tc filters: one a hook, at a priority and handle of our own, replaced atomically; and the clsact qdiscs they need.
 //! A foreign qdisc or filter is never touched.
 //!
-//! Attached through rtnetlink rather than as tcx links, for kernels before 6.6, and so that both ends of an interface
-//! are found again after a crash by what is attached, not by what we remember.
+//! For kernels before 6.6, which have no tcx links. They are found again after a crash by what is attached, not by what
+//! we remember.
 
 use std::{
     io,
@@ -158,16 +158,16 @@ pub(crate) fn detach(rtnl: &mut Rtnl, interface: u32, filter: Filter) -> io::Res
     tolerate(rtnl.change(RouteNetlinkMessage::DelTrafficFilter(message), 0), Errno::ENOENT)
 }
 
-/// Removes the clsact qdisc, unless a filter is left on it.
-pub(crate) fn remove_qdisc_if_unused(rtnl: &mut Rtnl, interface: u32) -> io::Result<()> {
+/// Removes the clsact qdisc, unless a filter is left on it; whether it is gone.
+pub(crate) fn remove_qdisc_if_unused(rtnl: &mut Rtnl, interface: u32) -> io::Result<bool> {
     for hook in [Hook::Ingress, Hook::Egress] {
         if !list(rtnl, interface, hook)?.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
     }
     let request = RouteNetlinkMessage::DelQueueDiscipline(qdisc(interface)?);
     let removed = tolerate(rtnl.change(request, 0), Errno::ENOENT);
-    tolerate(removed, Errno::EINVAL)
+    tolerate(removed, Errno::EINVAL).map(|()| true)
 }
 
 #[derive(Debug)]

@@ -17,6 +17,7 @@ mod counts;
 mod enrolment;
 mod error;
 mod filters;
+mod hooks;
 mod interfaces;
 mod listeners;
 mod load;
@@ -31,6 +32,7 @@ mod removal;
 mod routing;
 mod rtnl;
 mod settings;
+mod tcx;
 mod upkeep;
 
 pub use cleanup::cleanup;

@@ -218,7 +218,7 @@ impl Node {
     }
 
     /// How often something was put back that somebody had removed or changed in a pod, by what it was: `rule`, `route`,
-    /// `qdisc`, `filter`, `sysctl`, `sk_lookup`. Since the process started.
+    /// `qdisc`, `filter`, `filter_order`, `sysctl`, `sk_lookup`. Since the process started.
     pub fn repairs(&self) -> Vec<(&'static str, u64)> {
         self.counts.repairs()
     }

@@ -7,7 +7,8 @@
 //!     v<ABI>/pods/<netns inode>/     exists from the first step of an enrolment to the last of an un-enrolment
 //!         listeners                  the pod's SOCKMAP
 //!         pick_listener              its sk_lookup link
-//!         qdiscs/<interface index>/  a clsact qdisc of our making
+//!         tc/<interface index>-<program>
+//!         qdiscs/<interface index>/  a clsact qdisc of our making, where the kernel has no tcx links
 //! ```
 //!
 //! Knows paths and locks; what is pinned there is the business of `node`, `enrolment` and `removal`.
@@ -198,6 +199,7 @@ impl PodPins {
     }
 
     pub(crate) fn make(&self) -> Result<(), CaptureError> {
+        make_dir(&self.root.join("tc"))?;
         make_dir(&self.root.join("qdiscs"))
     }
 
@@ -228,6 +230,21 @@ impl PodPins {
         self.link().exists() && !self.is_attached()
     }
 
+    /// Where the tcx link of a program is pinned.
+    pub(crate) fn tc_link(&self, interface: u32, program: &str) -> PathBuf {
+        self.root.join("tc").join(format!("{interface}-{program}"))
+    }
+
+    /// Every pinned tcx link.
+    pub(crate) fn tc_links(&self) -> Result<Vec<TcLink>, CaptureError> {
+        let dir = self.root.join("tc");
+        let links = entries(&dir)?.into_iter().filter_map(|name| {
+            let interface = name.split('-').next()?.parse().ok()?;
+            Some(TcLink { interface, path: dir.join(name) })
+        });
+        Ok(links.collect())
+    }
+
     /// Notes that we made the clsact qdisc of an interface.
     pub(crate) fn note_qdisc(&self, interface: u32) -> Result<(), CaptureError> {
         make_dir(&self.qdisc(interface))
@@ -251,6 +268,7 @@ impl PodPins {
     /// Removes all that is left.
     pub(crate) fn remove(&self) -> Result<(), CaptureError> {
         self.remove_link()?;
+        remove_dir_of_files(&self.root.join("tc"))?;
         remove_file(&self.listeners())?;
         let qdiscs = self.root.join("qdiscs");
         for interface in entries(&qdiscs)? {
@@ -263,6 +281,14 @@ impl PodPins {
     fn qdisc(&self, interface: u32) -> PathBuf {
         self.root.join("qdiscs").join(interface.to_string())
     }
+}
+
+/// A pinned tcx link.
+#[derive(Clone, Debug)]
+pub(crate) struct TcLink {
+    /// Index of the interface that it was made for.
+    pub(crate) interface: u32,
+    pub(crate) path: PathBuf,
 }
 
 /// Names `attempt` on `path`.

@@ -1,16 +1,14 @@
 //! An enrolled pod: its listeners, its addresses, and the watch that keeps what capture needs in step with them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt, io,
     net::IpAddr,
-    os::fd::AsFd as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
-use aya::programs::ProgramFd;
 use culvert_sys::netns::Netns;
 use rtnetlink::{
     MulticastGroup,
@@ -21,13 +19,13 @@ use rtnetlink::{
 use tokio::task::JoinError;
 
 use crate::{
-    counts::{Counts, Failure, Repair},
+    counts::{Counts, Failure},
     error::{CaptureError, InNetns as _, chain},
-    filters::{self, Filter, Hook, Packets, Qdisc},
-    interfaces::{Family, Interface, Interfaces, Kind, look_into},
+    hooks::Programs,
+    interfaces::{Family, Interfaces, look_into},
     listeners::Listener,
     node::{SharedMaps, WhenDown},
-    object::{Loader, programs},
+    object::Loader,
     pins::PodPins,
     routing,
     rtnl::Rtnl,
@@ -38,14 +36,6 @@ use crate::{
 const RESYNC: Duration = Duration::from_secs(5);
 /// How long changes are gathered: an interface is configured in several steps.
 const GATHER: Duration = Duration::from_millis(20);
-
-pub(crate) const HOLD_IN: Filter =
-    Filter { name: programs::HOLD_IN, hook: Hook::Ingress, packets: Packets::All };
-/// IPv4 needs none: an outbound SYN that finds no listener is not answered at all.
-pub(crate) const HOLD_OUT: Filter =
-    Filter { name: programs::HOLD_OUT, hook: Hook::Ingress, packets: Packets::Ipv6 };
-pub(crate) const GUARD: Filter =
-    Filter { name: programs::GUARD, hook: Hook::Egress, packets: Packets::All };
 
 /// A pod whose connections are captured. Dropping it closes its listeners and leaves everything else: new connections
 /// are then held.
@@ -77,31 +67,6 @@ pub(crate) struct Steered {
     pub(crate) counts: Arc<Counts>,
     /// Locked while the watch makes changes, so that it makes none once the pod is leaving.
     pub(crate) upkeep: Mutex<Upkeep>,
-}
-
-/// The loaded filters, for interfaces that appear later.
-#[derive(Debug)]
-pub(crate) struct Programs {
-    pub(crate) hold_in: FilterProgram,
-    pub(crate) hold_out: FilterProgram,
-    pub(crate) guard: FilterProgram,
-}
-
-/// A loaded filter.
-#[derive(Debug)]
-pub(crate) struct FilterProgram {
-    pub(crate) fd: ProgramFd,
-    /// How the kernel names it to whoever lists filters.
-    pub(crate) id: u32,
-}
-
-/// What becomes of a filter of ours that is there already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Existing<'a> {
-    /// It is of this process, which has attached all filters to these interfaces.
-    Keep(&'a BTreeSet<u32>),
-    /// It is of a process before.
-    Replace,
 }
 
 /// The addresses of a pod as of now; cheap to clone and to ask.
@@ -217,112 +182,10 @@ impl Inner {
     }
 }
 
-impl WhenDown {
-    /// Whether the filter is needed. What is marked must be held also on a node that is open while no process runs: when
-    /// the next one starts, it marks before each pod has its listeners again.
-    fn holds(self, filter: Filter) -> bool {
-        match self {
-            Self::Hold => true,
-            Self::Refuse => false,
-            Self::Open => filter.name == programs::HOLD_OUT,
-        }
-    }
-}
-
 impl Steered {
     pub(crate) fn upkeep(&self) -> MutexGuard<'_, Upkeep> {
         // It is changed step by step along with the kernel's state, and a panic leaves it true to that.
         self.upkeep.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Attaches the filters that hold connections while there is no listener, where they are to be held.
-    pub(crate) fn attach_holds(
-        &self,
-        id: u32,
-        rtnl: &mut Rtnl,
-        now: &Interfaces,
-        existing: Existing<'_>,
-    ) -> Result<(), CaptureError> {
-        for interface in now.iter() {
-            let (filter, program) = match interface.kind {
-                Kind::Loopback => (HOLD_OUT, &self.programs.hold_out),
-                Kind::Outside => (HOLD_IN, &self.programs.hold_in),
-            };
-            if self.when_down.holds(filter) {
-                self.attach(id, rtnl, interface, (filter, program), existing)?;
-            } else if matches!(existing, Existing::Replace) {
-                // Of a process before, under which connections were held.
-                filters::detach(rtnl, interface.index, filter)
-                    .in_netns(id, format!("detach {} from {}", filter.name, interface.name))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Attaches the filter that drops what capture has missed.
-    pub(crate) fn attach_guards(
-        &self,
-        id: u32,
-        rtnl: &mut Rtnl,
-        now: &Interfaces,
-        existing: Existing<'_>,
-    ) -> Result<(), CaptureError> {
-        for interface in now.iter().filter(|interface| interface.kind == Kind::Outside) {
-            self.attach(id, rtnl, interface, (GUARD, &self.programs.guard), existing)?;
-        }
-        Ok(())
-    }
-
-    /// Attaches a filter, and the qdisc that it needs.
-    fn attach(
-        &self,
-        id: u32,
-        rtnl: &mut Rtnl,
-        interface: &Interface,
-        (filter, program): (Filter, &FilterProgram),
-        existing: Existing<'_>,
-    ) -> Result<(), CaptureError> {
-        let Interface { index, name, .. } = interface;
-        let attempt = || format!("attach {} to {name}", filter.name);
-        let repairs = match existing {
-            Existing::Replace => false,
-            Existing::Keep(known) => {
-                if filters::runs(rtnl, *index, filter, program.id).in_netns(id, attempt())? {
-                    return Ok(());
-                }
-                known.contains(index)
-            }
-        };
-        let qdisc = self.ensure_qdisc(id, rtnl, interface)?;
-        if repairs && qdisc == Qdisc::Made {
-            self.counts.repaired(id, Repair::Qdisc, format_args!("the clsact qdisc of {name}"));
-        }
-        filters::attach(rtnl, *index, filter, program.fd.as_fd()).in_netns(id, attempt())?;
-        if repairs {
-            let what = format_args!("filter {} of {name}", filter.name);
-            self.counts.repaired(id, Repair::Filter, what);
-        }
-        Ok(())
-    }
-
-    /// The note comes first: a qdisc of ours without one would never be removed.
-    fn ensure_qdisc(
-        &self,
-        id: u32,
-        rtnl: &mut Rtnl,
-        interface: &Interface,
-    ) -> Result<Qdisc, CaptureError> {
-        let Interface { index, name, .. } = interface;
-        if self.pins.has_qdisc(*index) {
-            let attempt = format!("add a clsact qdisc to {name}");
-            return filters::add_qdisc(rtnl, *index).in_netns(id, attempt);
-        }
-        self.pins.note_qdisc(*index)?;
-        let added = filters::add_qdisc(rtnl, *index);
-        if !matches!(added, Ok(Qdisc::Made)) {
-            self.pins.forget_qdisc(*index)?;
-        }
-        added.in_netns(id, format!("add a clsact qdisc to {name}"))
     }
 }
 

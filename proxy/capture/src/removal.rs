@@ -8,12 +8,12 @@ use culvert_sys::{bpf, netns::Netns};
 use crate::{
     cleanup::find_netns,
     error::{CaptureError, InNetns as _, chain},
-    filters::{self, Filter},
+    filters,
+    hooks::{self, GUARD, HOLD_IN, HOLD_OUT, Inside},
     interfaces::{Family, Kind, look_into},
     node::SharedMaps,
     pins::{PodPins, VersionPins, pin_error},
-    pod::{GUARD, HOLD_IN, HOLD_OUT},
-    routing, settings,
+    routing, settings, tcx,
 };
 
 /// Ends the capture of new connections of a pod and to it. Those that are captured go on: for them rules, routes and
@@ -28,16 +28,14 @@ pub(crate) fn withdraw(
     let Some(netns) = netns else {
         unmark()?;
         detach_lookup(pins)?;
+        remove_links(pins)?;
         return forget_addresses(maps, id);
     };
     let (mut rtnl, now) = look_into(netns)?;
-    let mut detach = |interface, filter: Filter| {
-        filters::detach(&mut rtnl, interface, filter)
-            .in_netns(id, format!("detach {} from interface {interface}", filter.name))
-    };
+    let inside = &mut Inside { netns, rtnl: &mut rtnl, now: &now };
     // First: once nothing is marked any more, it drops every connection that the pod makes.
     for interface in now.iter().filter(|interface| interface.kind == Kind::Outside) {
-        detach(interface.index, GUARD)?;
+        hooks::detach(pins, inside, interface, GUARD)?;
     }
     unmark()?;
     detach_lookup(pins)?;
@@ -46,10 +44,16 @@ pub(crate) fn withdraw(
             Kind::Loopback => HOLD_OUT,
             Kind::Outside => HOLD_IN,
         };
-        detach(interface.index, filter)?;
+        hooks::detach(pins, inside, interface, filter)?;
     }
+    // Of interfaces that left the pod's namespace.
+    remove_links(pins)?;
     // Nobody asks for them any more, and another pod may be given them.
     forget_addresses(maps, id)
+}
+
+fn remove_links(pins: &PodPins) -> Result<(), CaptureError> {
+    pins.tc_links()?.into_iter().try_for_each(|link| tcx::remove(&link.path))
 }
 
 fn forget_addresses(maps: Option<&SharedMaps>, id: u32) -> Result<(), CaptureError> {

@@ -9,9 +9,10 @@ use crate::{
     counts::{Failure, Repair},
     enrolment,
     error::{CaptureError, InNetns as _},
+    hooks::{self, Existing, Inside},
     interfaces::{Family, Interfaces},
     maps::Claim,
-    pod::{Existing, Steered},
+    pod::Steered,
     routing,
     rtnl::Rtnl,
     settings,
@@ -78,10 +79,13 @@ impl Steered {
             return Ok(());
         }
         let existing = Existing::Keep(&upkeep.interfaces);
-        let holds = self.attach_holds(id, rtnl, now, existing);
-        let guards = self.attach_guards(id, rtnl, now, existing);
+        let inside = &mut Inside { netns, rtnl, now };
+        let gone = hooks::remove_links_but(&self.pins, now);
+        let holds = self.attach_holds(inside, existing);
+        let guards = self.attach_guards(inside, existing);
         upkeep.interfaces = now.iter().map(|interface| interface.index).collect();
         let steps = [
+            gone,
             holds,
             guards,
             self.mend_routing(id, rtnl, now, &mut upkeep),

@@ -1,4 +1,5 @@
-//! The `bpf(2)` commands on links that aya does not offer: open a pin, ask where a link is attached, swap its program.
+//! The `bpf(2)` commands on links that aya does not offer: pin a link and open a pin, ask what a link is and where it is
+//! attached, swap its program. Those about what runs at a hook are in [`crate::chain`].
 
 use std::{
     ffi::CString,
@@ -11,6 +12,7 @@ use std::{
 };
 
 /// `enum bpf_cmd` of `linux/bpf.h`.
+const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_UPDATE: libc::c_long = 29;
@@ -49,6 +51,15 @@ struct LinkInfo {
     rest: [u64; 16],
 }
 
+/// Numbers of a link, never used twice within a boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkIds {
+    /// The link's own.
+    pub link: u32,
+    /// Its program's.
+    pub program: u32,
+}
+
 /// What a link is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkTarget {
@@ -77,8 +88,38 @@ pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Pins `link` at `path` in a bpffs, where nothing is yet.
+pub fn pin(link: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let bpf_fd = link.as_raw_fd().cast_unsigned();
+    let attr = Object { pathname: path.as_ptr() as u64, bpf_fd, file_flags: 0 };
+    let len = size_of::<Object>();
+    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given, `path` outlives the call, and `link` is open.
+    #[expect(unsafe_code, reason = "aya pins only links that it has made itself")]
+    let rc = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const attr, len) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How the kernel numbers a link and its program, as [`crate::chain`] lists them.
+pub fn link_ids(link: BorrowedFd<'_>) -> io::Result<LinkIds> {
+    link_info(link).map(|info| LinkIds { link: info.id, program: info.prog_id })
+}
+
 /// What `link` is attached to.
 pub fn link_target(link: BorrowedFd<'_>) -> io::Result<LinkTarget> {
+    let info = link_info(link)?;
+    Ok(match info.kind {
+        BPF_LINK_TYPE_CGROUP => LinkTarget::Cgroup(info.target),
+        // The inode number is the first of two `u32` in these eight bytes.
+        BPF_LINK_TYPE_NETNS => {
+            let [a, b, c, d, ..] = info.target.to_ne_bytes();
+            LinkTarget::Netns(u32::from_ne_bytes([a, b, c, d]))
+        }
+        _ => LinkTarget::Other,
+    })
+}
+
+fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     let mut info = LinkInfo::default();
     let mut attr = InfoByFd {
         bpf_fd: link.as_raw_fd().cast_unsigned(),
@@ -93,15 +134,7 @@ pub fn link_target(link: BorrowedFd<'_>) -> io::Result<LinkTarget> {
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(match info.kind {
-        BPF_LINK_TYPE_CGROUP => LinkTarget::Cgroup(info.target),
-        // The inode number is the first of two `u32` in these eight bytes.
-        BPF_LINK_TYPE_NETNS => {
-            let [a, b, c, d, ..] = info.target.to_ne_bytes();
-            LinkTarget::Netns(u32::from_ne_bytes([a, b, c, d]))
-        }
-        _ => LinkTarget::Other,
-    })
+    Ok(info)
 }
 
 /// `union bpf_attr`, the `link_update` member.
@@ -158,6 +191,7 @@ mod tests {
     fn a_file_is_attached_nowhere() {
         let file = File::open("/proc/self/status").unwrap();
         assert!(link_target(file.as_fd()).is_err());
+        assert!(link_ids(file.as_fd()).is_err());
         assert!(link_detach(file.as_fd()).is_err());
     }
 

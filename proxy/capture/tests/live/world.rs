@@ -17,8 +17,9 @@ use culvert_capture::{
     WhenDown, cleanup,
 };
 use culvert_sys::{
-    bpf::{self, LinkTarget},
+    bpf::{self, LinkIds, LinkTarget},
     cgroup::Hierarchy,
+    chain::{self, Hook},
     netns::Netns,
 };
 use tokio::runtime::Runtime;
@@ -172,6 +173,14 @@ impl World {
         bpf::link_detach(link.as_fd()).unwrap();
     }
 
+    /// Takes a tcx link of the pod's away, as `bpftool link detach` does.
+    pub(crate) fn detach_link(&self, pod: u32, interface: &str, program: &str) {
+        let index = self.pod.netns().run(|| nix::net::if_::if_nametoindex(interface));
+        let pin = format!("pods/{pod}/tc/{}-{program}", index.unwrap().unwrap());
+        let link = bpf::open_pin(&self.version().join(pin)).unwrap();
+        bpf::link_detach(link.as_fd()).unwrap();
+    }
+
     pub(crate) fn has_lookup(&self, pod: u32) -> bool {
         bpf::open_pin(&self.lookup(pod))
             .is_ok_and(|link| bpf::link_target(link.as_fd()).unwrap() == LinkTarget::Netns(pod))
@@ -276,6 +285,12 @@ pub(crate) fn state(netns: &Netns) -> String {
             ] {
                 all = all + "# " + command + "\n" + &output(command);
             }
+            for (interface, hook) in
+                [("lo", Hook::Ingress), ("eth0", Hook::Ingress), ("eth0", Hook::Egress)]
+            {
+                let links = links(interface, hook).len();
+                all += &format!("# tcx {interface} {hook:?}\n{links}\n");
+            }
             for sysctl in [
                 "ipv4/tcp_fwmark_accept",
                 "ipv4/fwmark_reflect",
@@ -290,6 +305,17 @@ pub(crate) fn state(netns: &Netns) -> String {
             all
         })
         .unwrap()
+}
+
+/// The tcx links of an interface of this thread's namespace; none before Linux 6.6.
+pub(crate) fn links(interface: &str, hook: Hook) -> Vec<LinkIds> {
+    let index = nix::net::if_::if_nametoindex(interface);
+    index.map(|index| chain::attached(index, hook).unwrap_or_default()).unwrap_or_default()
+}
+
+/// Whether the kernel has tcx links (Linux 6.6).
+pub(crate) fn have_tcx() -> bool {
+    chain::attached(1, Hook::Ingress).is_ok()
 }
 
 /// Program numbers and tags differ from load to load.
