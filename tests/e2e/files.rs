@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
+use aya::programs::TcAttachType;
+use culvert_sys::bpf::LinkIds;
 use culvert_tests::{
     apps::{App, Behaviour},
     client,
     culvert::{self, Mesh, Remains},
     flow_log::Direction,
-    http,
+    http, inspect,
     load::Load,
     mesh_file::{self, Action, MeshFile, Policy},
     poll,
@@ -102,9 +104,9 @@ fn a_restart_with_bad_pods_carries_the_others_and_keeps_the_bad_ones_closed() {
     let into_a2 = a2.at(Family::V4, on_a2.port());
 
     mesh.a.kill();
-    // A place that the guard of a2 cannot take, and a pod whose namespace is gone.
-    a2.netns.ip("link add eth1 type veth peer name eth2\n").unwrap();
-    a2.netns.output("tc", &["qdisc", "add", "dev", "eth1", "ingress"]).unwrap();
+    // A pod that has taken the address of another, and one whose namespace is gone.
+    let taken = format!("{}/32", a1.ip(Family::V4));
+    a2.netns.output("ip", &["addr", "add", &taken, "dev", "lo"]).unwrap();
     let path = culvert::pods_path(&topology.a);
     let gone = "- {name: gone, namespace: shop, serviceAccount: web, netns: /run/netns/cv-gone}\n";
     mesh_file::replace(&path, &(fs::read_to_string(&path).unwrap() + gone)).unwrap();
@@ -131,7 +133,7 @@ fn a_restart_with_bad_pods_carries_the_others_and_keeps_the_bad_ones_closed() {
     poll::until(poll::SOON, "the node to be ready", || (ready() == 200).then_some(()));
     talks(x, into_a2, "the released pod");
 
-    a2.netns.output("tc", &["qdisc", "del", "dev", "eth1", "ingress"]).unwrap();
+    a2.netns.output("ip", &["addr", "del", &taken, "dev", "lo"]).unwrap();
     mesh.a.set_pods(&[a1, a2]).unwrap();
     await_filters(&a2.netns, "eth0", &["hold_in", "guard"]);
     talks(x, into_a2, "the mended pod");
@@ -146,6 +148,8 @@ fn a_pod_that_gets_another_name_is_captured_all_the_while() {
     let mut monitor = Command::new("tc");
     let filters =
         Process::spawn(&a1.netns, topology.dir(), "filters", monitor.arg("monitor")).unwrap();
+    let guard = || inspect::links(&a1.netns, "eth0", TcAttachType::Egress).unwrap();
+    let before = guard();
     let eth0 = Tap::start(&a1.netns, "eth0", &[]).unwrap();
     let to = Family::BOTH.map(|family| topology.b1.at(family, app.port()));
     let load = Load::start(&a1.netns, &to, 8);
@@ -172,7 +176,13 @@ fn a_pod_that_gets_another_name_is_captured_all_the_while() {
     let leaked = report.plaintext().find(|segment| segment.opens());
     assert_eq!(leaked, None, "a plaintext SYN left the pod");
     // However short a gap is, it would show here.
-    let seen = filters.log();
-    assert!(seen.contains("name guard"), "the new guard was not seen: {seen}");
-    assert!(!seen.contains("deleted"), "{seen}");
+    if inspect::have_tcx() {
+        let ids = |links: &[LinkIds]| links.iter().map(|link| link.link).collect::<Vec<_>>();
+        assert_eq!(ids(&guard()), ids(&before), "the link of the guard was replaced");
+        assert_ne!(guard(), before, "the link has no new program");
+    } else {
+        let seen = filters.log();
+        assert!(seen.contains("name guard"), "the new guard was not seen: {seen}");
+        assert!(!seen.contains("deleted"), "{seen}");
+    }
 }

@@ -14,6 +14,7 @@ mod captured;
 mod endings;
 mod enrolment;
 mod files;
+mod foreign;
 mod guarantees;
 mod hostile;
 mod links;

@@ -1,8 +1,12 @@
 //! Others in the pod's namespace: their filters, programs, rules and marks stay as they are, and ours work beside
 //! them.
 
-use std::process::Command;
+use std::{
+    fs, os::unix::fs::MetadataExt as _, process::Command, thread::JoinHandle, time::Duration,
+};
 
+use aya::programs::TcAttachType;
+use culvert_sys::bpf::LinkIds;
 use culvert_tests::{
     apps::{App, Behaviour},
     client,
@@ -11,59 +15,16 @@ use culvert_tests::{
     inspect,
     mesh_file::MeshFile,
     poll,
-    process::Process,
-    require,
+    process::finish,
     tap::Tap,
     topology::{Family, Pod, Topology},
 };
 use socket2::SockRef;
 
-use crate::talk::{await_filters, carried, talks};
-
-/// A program of someone else on `eth0` of a pod. As a filter it stays behind when this is dropped, as a link it goes.
-struct Foreign {
-    process: Process,
-    what: String,
-}
-
-/// `TC_ACT_UNSPEC`, which for a tcx link is `TCX_NEXT`: the next one decides.
-const NEXT: &str = "-1";
-/// `TC_ACT_OK`, which for a tcx link is `TCX_PASS`: the packet passes, and nothing after it is asked.
-const OK: &str = "0";
-
-impl Foreign {
-    fn attach(topology: &Topology, pod: &Pod, arguments: [&str; 4]) -> Self {
-        let [kind, hook, place, verdict] = arguments;
-        let mut command = Command::new("/usr/bin/python3");
-        command
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/foreign.py"))
-            .args([kind, "eth0", hook, place, verdict]);
-        let what = format!("{kind}-{hook}-{place}");
-        let process = Process::spawn(&pod.netns, topology.dir(), &what, &mut command).unwrap();
-        let foreign = Self { process, what };
-        let counts =
-            poll::within(poll::SOON, || foreign.process.log().contains("count").then_some(()));
-        assert!(counts.is_some(), "{}: {}", foreign.what, foreign.process.log());
-        foreign
-    }
-
-    fn count(&self) -> u64 {
-        let log = self.process.log();
-        let last = log.lines().rev().find_map(|line| line.strip_prefix("count "));
-        last.and_then(|count| count.parse().ok()).unwrap_or_default()
-    }
-
-    #[track_caller]
-    fn counts_beyond(&self, before: u64) {
-        poll::until(poll::SOON, &format!("packets at {}", self.what), || {
-            (self.count() > before).then_some(())
-        });
-    }
-}
-
-fn have_tools() -> bool {
-    require::tool("/usr/bin/python3", &["--version"]) && require::tool("tc", &["-V"])
-}
+use crate::{
+    foreign::{Foreign, NEXT, OK, end_the_chain, have_tools},
+    talk::{await_filters, carried, talks},
+};
 
 fn has_our_filters(pod: &Pod) {
     await_filters(&pod.netns, "eth0", &["hold_in", "guard"]);
@@ -114,7 +75,7 @@ fn filters_of_others_run_beside_ours_and_stay_when_we_go() {
 }
 
 #[test]
-fn tcx_links_of_others_that_pass_packets_on_run_beside_our_filters() {
+fn tcx_links_of_others_that_pass_packets_on_run_beside_ours() {
     let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && inspect::have_tcx())
     else {
         return;
@@ -162,6 +123,149 @@ fn capture_goes_on_behind_a_program_that_ends_the_chain() {
         }
         assert_eq!(eth0.stop().plaintext().count(), 0, "{kind}");
     }
+}
+
+/// Waits until ours are asked before all others; of those that came before ours, within one look of the watch.
+#[track_caller]
+fn await_ours_first(pod: &Pod) {
+    poll::until(poll::SOON * 2, "ours to be the first at both hooks", || {
+        let filters = inspect::filters(&pod.netns, "eth0").ok()?;
+        let first = |hook| filters.iter().find(|filter| filter.hook == hook);
+        (first("ingress")?.name == "hold_in" && first("egress")?.name == "guard").then_some(())
+    });
+}
+
+fn reordered(mesh: &Mesh<'_>) -> f64 {
+    let labels = [("kind", "filter_order")];
+    mesh.a.metrics().unwrap().sum("culvert_steering_repairs_total", &labels)
+}
+
+#[test]
+fn links_of_others_that_come_before_ours_are_overtaken_and_stay() {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && inspect::have_tcx())
+    else {
+        return;
+    };
+    let (a1, a2) = (&topology.a1, &topology.a2);
+    let _earlier = end_the_chain(&topology, a1);
+    let mut mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Pins).unwrap();
+    await_ours_first(a1);
+    assert!(reordered(&mesh) < 1.0, "an order was put right that had never been wrong");
+    let _later = end_the_chain(&topology, a1);
+    await_ours_first(a1);
+    poll::until(poll::SOON, "both to be counted", || (reordered(&mesh) >= 2.0).then_some(()));
+    let all = || {
+        [TcAttachType::Ingress, TcAttachType::Egress]
+            .map(|hook| inspect::links(&a1.netns, "eth0", hook).unwrap())
+    };
+    let foreign = |links: &[LinkIds]| links.iter().skip(1).copied().collect::<Vec<_>>();
+    let before = all();
+    assert_eq!(before.each_ref().map(Vec::len), [3, 3], "one of ours, two of others: {before:?}");
+
+    // The next process takes over the links as they are, and gives them its programs.
+    mesh.a.kill();
+    mesh.a.launch().unwrap();
+    mesh.a.wait_ready().unwrap();
+    for (old, new) in before.iter().zip(&all()) {
+        assert_eq!(old[0].link, new[0].link, "another link");
+        assert_ne!(old[0].program, new[0].program, "the program of the process that was killed");
+        assert_eq!(foreign(old), foreign(new));
+    }
+    mesh.a.set_pods(&[a2]).unwrap();
+    await_filters(&a1.netns, "eth0", &[]);
+    assert_eq!(all(), before.map(|links| foreign(&links)));
+}
+
+#[test]
+fn connections_are_held_also_behind_a_link_that_ends_the_chain() {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && inspect::have_tcx())
+    else {
+        return;
+    };
+    let mut mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Pins).unwrap();
+    let (a1, x) = (&topology.a1, &topology.x);
+    let app = App::start(&a1.netns, Behaviour::Echo).unwrap();
+    let _foreign = end_the_chain(&topology, a1);
+    await_ours_first(a1);
+    mesh.a.kill();
+    let waiting = Family::BOTH.map(|family| {
+        let to = a1.at(family, app.port());
+        x.netns.start(move || client::exchange(to, b"patience"))
+    });
+    let refused = poll::within(Duration::from_millis(700), || {
+        waiting.iter().any(JoinHandle::is_finished).then_some(())
+    });
+    assert_eq!(refused, None, "it did not wait");
+    mesh.a.launch().unwrap();
+    mesh.a.wait_ready().unwrap();
+    for dial in waiting {
+        assert_eq!(dial.join().unwrap().unwrap(), b"patience");
+    }
+}
+
+#[test]
+fn nothing_leaves_in_plaintext_behind_a_link_that_ends_the_chain() {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && inspect::have_tcx())
+    else {
+        return;
+    };
+    let mut mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Pins).unwrap();
+    let (a1, x) = (&topology.a1, &topology.x);
+    let app = App::start(&x.netns, Behaviour::Echo).unwrap();
+    let _foreign = end_the_chain(&topology, a1);
+    await_ours_first(a1);
+    // With nobody there who would put them back.
+    mesh.a.kill();
+    for family in ["-4", "-6"] {
+        a1.netns.output("ip", &[family, "rule", "del", "pref", "1110"]).unwrap();
+    }
+    let eth0 = Tap::start(&a1.netns, "eth0", &[]).unwrap();
+    let dials = Family::BOTH.map(|family| {
+        let to = x.at(family, app.port());
+        a1.netns.start(move || client::dial_within(to, Duration::from_secs(2)).is_ok())
+    });
+    assert_eq!(dials.map(|dial| dial.join().unwrap()), [false, false]);
+    assert_eq!(eth0.stop().plaintext().count(), 0);
+}
+
+/// As a version without tcx links left it.
+#[test]
+fn filters_of_an_older_version_make_way_for_links() {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools() && inspect::have_tcx())
+    else {
+        return;
+    };
+    let mut mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Pins).unwrap();
+    let (a1, a2, x) = (&topology.a1, &topology.a2, &topology.x);
+    let app = App::start(&x.netns, Behaviour::Echo).unwrap();
+    mesh.a.kill();
+    for pod in [a1, a2] {
+        let id = fs::metadata(pod.netns.path()).unwrap().ino();
+        let pins = mesh.a.pins().unwrap().join("pods").join(id.to_string());
+        let mut command = Command::new("/usr/bin/python3");
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/older.py")).arg(pins);
+        let done = finish(&pod.netns, &mut command, poll::SOON).unwrap();
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        for (interface, names) in [("eth0", &["hold_in", "guard"][..]), ("lo", &["hold_out"])] {
+            let left = inspect::filters(&pod.netns, interface).unwrap();
+            let left: Vec<_> = left.iter().map(|filter| (filter.priority, &*filter.name)).collect();
+            assert_eq!(left, names.iter().map(|name| (Some(11), *name)).collect::<Vec<_>>());
+        }
+    }
+    mesh.a.launch().unwrap();
+    mesh.a.wait_ready().unwrap();
+    await_ours_first(a1);
+    for interface in ["eth0", "lo"] {
+        let filters = inspect::filters(&a1.netns, interface).unwrap();
+        assert!(filters.iter().all(|filter| filter.priority.is_none()), "{filters:?}");
+    }
+    let qdiscs = a1.netns.output("tc", &["qdisc", "list"]).unwrap();
+    assert!(!qdiscs.contains("clsact"), "{qdiscs}");
+    talks(a1, x.at(Family::V4, app.port()), "after the upgrade");
+
+    // One that ceases to be ours meanwhile is released of the filters, too.
+    mesh.a.set_pods(&[a1]).unwrap();
+    await_filters(&a2.netns, "eth0", &[]);
 }
 
 #[test]

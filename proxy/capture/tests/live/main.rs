@@ -390,11 +390,10 @@ fn what_others_remove_is_put_back() {
         world.state() == enrolled && world.has_lookup(pod.id())
     });
     let repairs = node.repairs();
-    let qdiscs = if have_tcx() { 0 } else { 1 };
     for (kind, at_least) in [
         ("rule", 2),
         ("route", 3),
-        ("qdisc", qdiscs),
+        ("qdisc", u64::from(!have_tcx())),
         ("filter", 2),
         ("sysctl", 2),
         ("sk_lookup", 1),

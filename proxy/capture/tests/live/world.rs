@@ -1,6 +1,7 @@
 //! What the tests happen in: namespaces, cgroups, and the state that must be as it was.
 
 use std::{
+    fmt::Write as _,
     fs,
     net::{IpAddr, Ipv4Addr},
     os::fd::AsFd as _,
@@ -289,7 +290,7 @@ pub(crate) fn state(netns: &Netns) -> String {
                 [("lo", Hook::Ingress), ("eth0", Hook::Ingress), ("eth0", Hook::Egress)]
             {
                 let links = links(interface, hook).len();
-                all += &format!("# tcx {interface} {hook:?}\n{links}\n");
+                writeln!(all, "# tcx {interface} {hook:?}: {links}").unwrap();
             }
             for sysctl in [
                 "ipv4/tcp_fwmark_accept",
