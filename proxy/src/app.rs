@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::failure::RunError;
 use self::{
     ending::{leave, take_down},
-    options::{marks, node_options, proxy_ports},
+    options::{marks, node_options, proxy_ports, tls_profile},
     stop::Stop,
 };
 use crate::{
@@ -31,6 +31,7 @@ use crate::{
     logging,
     pods::PodsFile,
     readiness::Readiness,
+    revocations::RevocationFile,
     state::MeshFile,
     tasks::Tasks,
 };
@@ -76,6 +77,8 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     let mut pods = PodsFile::open(config.pods.clone())?;
     let (mesh_file, state) = MeshFile::open(config.mesh.clone())?;
     let authority = Authority::load(&config.ca_dir)?.with_ttl(config.secret_ttl);
+    let (revocation_file, revocations) =
+        config.crl.clone().map(RevocationFile::open).transpose()?.unzip();
     let endpoints = Endpoints::bind(config).await?;
 
     let (control_tasks, data_tasks) =
@@ -85,7 +88,8 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     let starting = readiness.latch("workload proxy manager");
     let quit = CancellationToken::new();
     let mut stop = Stop::new(quit.clone());
-    let certificates = Arc::new(Certificates::new(authority));
+    let profile = tls_profile(config, revocations);
+    let certificates = Arc::new(Certificates::new(authority).with_profile(profile));
     let home = Netns::current().map_err(HostError::from).map_err(CaptureError::from)?;
     let context = Arc::new(NodeContext {
         home,
@@ -150,6 +154,9 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     endpoints.serve(view, &control_tasks, &data_tasks);
     control_tasks.spawn(mesh_file.run(state));
     control_tasks.spawn(certificates.run());
+    if let Some(file) = revocation_file {
+        control_tasks.spawn(file.run());
+    }
 
     let latch = || readiness.latch("workload proxy manager");
     tokio::select! {

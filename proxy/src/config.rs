@@ -7,7 +7,7 @@ pub mod args;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use crate::config::args::RunArgs;
-pub use args::{LogFormat, ProbeCgroup, Steering, WhenDown};
+pub use args::{CompliancePolicy, LogFormat, ProbeCgroup, Steering, WhenDown};
 
 /// The configuration of a node, checked.
 #[derive(Clone, Debug)]
@@ -42,6 +42,12 @@ pub struct Config {
     pub readiness: SocketAddr,
     /// Validity that certificates are asked for.
     pub secret_ttl: Duration,
+    /// The file of revocation lists, if there is one.
+    pub crl: Option<PathBuf>,
+    /// Trust domains whose peers are accepted like our own's.
+    pub trust_domain_aliases: Vec<String>,
+    /// To what TLS is restricted.
+    pub compliance_policy: Option<CompliancePolicy>,
     /// How long connections may go on once the node is asked to stop.
     pub drain: Duration,
     /// Threads of the data path.
@@ -66,7 +72,7 @@ pub enum ConfigError {
         node: String,
     },
     /// A certificate must live long enough to be rotated at half of its life.
-    #[error("--secret-ttl {}: must be at least 1m", humantime::format_duration(*ttl))]
+    #[error("--secret-ttl {}: must be at least 10s", humantime::format_duration(*ttl))]
     Ttl {
         /// The validity as given.
         ttl: Duration,
@@ -89,7 +95,7 @@ impl Config {
         if !is_node_name(&args.node) {
             return Err(ConfigError::Node { node: args.node });
         }
-        if args.secret_ttl < Duration::from_mins(1) {
+        if args.secret_ttl < Duration::from_secs(10) {
             return Err(ConfigError::Ttl { ttl: args.secret_ttl });
         }
         distinct_ports(&args)?;
@@ -109,6 +115,9 @@ impl Config {
             stats: SocketAddr::from(([0_u16; 8], args.stats_port)),
             readiness: SocketAddr::from(([0_u16; 8], args.readiness_port)),
             secret_ttl: args.secret_ttl,
+            crl: args.crl,
+            trust_domain_aliases: args.trust_domain_aliases,
+            compliance_policy: args.compliance_policy,
             drain: args.drain,
             threads: args.threads.unwrap_or_else(default_threads),
             bpf_log: args.bpf_log,

@@ -51,11 +51,10 @@ pub(crate) struct PodContext {
     pub(crate) phase: watch::Sender<Phase>,
 }
 
-/// What connections of the HBONE pool are told apart by. A renewed certificate starts new ones.
+/// What connections of the HBONE pool are told apart by. Those under a certificate that has been renewed are retired.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PeerKey {
     pub(crate) source: Identity,
-    pub(crate) generation: u64,
     pub(crate) expected: Vec<Identity>,
     pub(crate) gateway: SocketAddr,
 }

@@ -16,8 +16,10 @@ use culvert_carry::{
     hbone::{Pool, PoolOptions, server::Phase},
 };
 use culvert_sys::netns::{Netns, NetnsError};
+use culvert_tls::Retained;
 use futures::future::join_all;
 use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
 
 pub use self::failure::EnrollError;
 use self::{
@@ -297,7 +299,7 @@ impl Enrolment {
         for listener in pod.take_listeners() {
             tasks.spawn(accept(listener, Arc::clone(&context), tasks.clone()));
         }
-        tasks.spawn(prefetch(Arc::clone(&context)));
+        tasks.spawn(keep_certificate(Arc::clone(&context), tasks.draining()));
         if let Some(watch) = pod.take_watch() {
             let draining = tasks.draining();
             tasks.spawn(async move {
@@ -363,13 +365,30 @@ impl Enrolment {
     }
 }
 
-/// Gets the pod's certificate before its first connection waits for it. One that cannot be had is told then.
-async fn prefetch(context: Arc<PodContext>) {
-    let node = &context.node;
-    if let Ok(workload) = node.state.identify(&context.pod).await
-        && let Err(error) = node.certificates.fetch(&workload.identity).await
-    {
-        tracing::warn!(error = chain(&error), "no certificate yet");
+/// Gets the pod's certificate before its first connection waits for it, and lets the store keep it until the pod drains.
+/// One that cannot be had is told then.
+async fn keep_certificate(context: Arc<PodContext>, draining: CancellationToken) {
+    let certificates = &context.node.certificates;
+    let mut changed = context.node.state.subscribe();
+    let mut retained: Option<Retained> = None;
+    loop {
+        let identity =
+            context.node.state.load().find_local(&context.pod).map(|pod| pod.identity.clone());
+        let work = async {
+            if let Some(identity) = identity
+                && retained.as_ref().is_none_or(|retained| *retained.identity() != identity)
+            {
+                retained = Some(certificates.retain(&identity));
+                if let Err(error) = certificates.prefetch(&identity).await {
+                    tracing::warn!(error = chain(&error), "no certificate yet");
+                }
+            }
+            changed.changed().await
+        };
+        tokio::select! {
+            changed = work => if changed.is_err() { return },
+            () = draining.cancelled() => return,
+        }
     }
 }
 

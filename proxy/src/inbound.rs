@@ -1,5 +1,6 @@
 //! From the mesh, or from plaintext clients, to a pod: capture → identify → decide → deliver → observe.
 
+mod ending;
 mod failure;
 mod permit;
 
@@ -11,7 +12,7 @@ use culvert_carry::{
     dial::Leg,
     hbone::{
         headers::{BAGGAGE, Forwarded},
-        server::{self, Incoming, Secured},
+        server::{self, Incoming, Phase, Secured},
     },
 };
 use culvert_mesh::{
@@ -23,12 +24,15 @@ use culvert_mesh::{
 };
 use culvert_observe::{Connection, Denial, Direction, Flow, Party, Protocol, SecurityPolicy};
 use http::{HeaderMap, Method, StatusCode};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     context::PodContext,
     flow::{Metered, end, refuse, reset},
 };
-use failure::{Handshake, Looped, NotConnect, Overloaded, Unsupported, Withdrawn};
+use ending::Ending;
+use failure::{Handshake, Looped, NotConnect, Overloaded, Revoked, Unsupported, Withdrawn};
 use permit::Permit;
 
 /// Serves one HBONE connection and every CONNECT on it.
@@ -56,14 +60,27 @@ pub(crate) async fn hbone(ctx: Arc<PodContext>, captured: Captured) {
         Err(error) => return record().refuse(Denial::Handshake, &Handshake::from(error)),
     };
     drop(unproved);
-    let tunnel = Arc::new(TunnelEnds { peer, own: orig_dst, identity: identity(&secured) });
-    let phase = ctx.phase.subscribe();
+    let (own, identity) = (orig_dst, identity(&secured));
+    let revoked = CancellationToken::new();
+    let ending = Ending {
+        pod: ctx.phase.subscribe(),
+        lifetime: credential.inbound_lifetime(secured.peer_certificates()),
+        revoked: revoked.clone(),
+        grace: node.timeouts.close,
+    };
+    let tunnel = Arc::new(TunnelEnds { peer, own, identity, revoked });
+    let (phase, phases) = watch::channel(Phase::Serving);
     let handler = {
         let ctx = Arc::clone(&ctx);
         move |incoming| request(Arc::clone(&ctx), Arc::clone(&tunnel), incoming)
     };
     // Boxed: one a connection, and far larger than what leads here.
-    let serving = Box::pin(secured.serve(phase, &node.timeouts, handler));
+    let serving = Box::pin(async {
+        tokio::select! {
+            served = secured.serve(phases, &node.timeouts, handler) => served,
+            never = ending.tell(&phase) => match never {},
+        }
+    });
     if let Err(error) = serving.await {
         let error = crate::error::chain(&error);
         tracing::debug!(%peer, error, "HBONE connection ended");
@@ -142,6 +159,8 @@ struct TunnelEnds {
     peer: SocketAddr,
     own: SocketAddr,
     identity: Option<Identity>,
+    /// Fires when the peer's certificate is revoked.
+    revoked: CancellationToken,
 }
 
 fn identity(secured: &Secured) -> Option<Identity> {
@@ -226,6 +245,9 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
             return record.fail(ResponseFlag::Deny, &denied);
         }
         () = respond.withdrawn() => return record.fail(ResponseFlag::Connect, &Withdrawn),
+        () = tunnel.revoked.cancelled() => {
+            return record.fail(ResponseFlag::CertRevoked, &Revoked);
+        }
     };
     let app = match dialled {
         Ok(app) => app,
@@ -244,6 +266,7 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
     let meter = Metered::inbound(&record);
     tokio::select! {
         biased;
+        () = tunnel.revoked.cancelled() => record.fail(ResponseFlag::CertRevoked, &Revoked),
         denied = permit.withdrawn() => record.fail(ResponseFlag::Deny, &denied),
         ended = copy::tunnel(app, stream, &meter, &node.timeouts) => end(record, ended.outcome),
     }

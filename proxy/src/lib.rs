@@ -19,6 +19,7 @@ mod flow;
 mod inbound;
 mod outbound;
 mod pods;
+mod revocations;
 mod state;
 mod watch;
 
@@ -29,4 +30,5 @@ pub mod tasks;
 
 pub use culvert_mesh::error;
 pub use pods::PodsFileError;
+pub use revocations::RevocationFileError;
 pub use state::MeshFileError;

@@ -177,22 +177,32 @@ async fn tunnel(
 ) -> Result<Tunnel, HboneFailure> {
     let node = &ctx.node;
     let credential = node.certificates.fetch(&source.identity).await?;
-    let key = PeerKey {
-        source: source.identity.clone(),
-        generation: credential.generation(),
-        expected: route.expected,
-        gateway,
-    };
+    let key = PeerKey { source: source.identity.clone(), expected: route.expected, gateway };
     let request = Connect {
         authority: route.authority.to_string().try_into()?,
         headers: headers(ctx, peer, source, route.service.as_deref()),
     };
     let (dialer, timeouts) = (ctx.dialer.clone(), node.timeouts);
     let expected = key.expected.clone();
+    let certificates = Arc::clone(&node.certificates);
     let connect = move || async move {
         let tcp = dialer.dial(gateway, Leg::Hbone).await?;
+        let config = credential.client_config(&expected);
         // Boxed: few connections need one of their own, and each would carry the room for it.
-        Box::pin(client::connect(tcp, credential.client_config(&expected), &timeouts)).await
+        let established = Box::pin(client::connect(tcp, config, &timeouts)).await?;
+        let lifetime = credential.outbound_lifetime(established.peer_certificates());
+        let (ended, superseded) = (lifetime.ended(), certificates.superseded(&credential));
+        let retire = async move {
+            tokio::select! {
+                () = ended => {}
+                () = superseded => {}
+            }
+        };
+        let cut = async move {
+            lifetime.revoked().await;
+            tracing::warn!(%gateway, "peer certificate revoked by CRL; its connection is cut");
+        };
+        Ok(established.until(retire, cut))
     };
     Ok(ctx.pool.open(key, connect, request).await?)
 }

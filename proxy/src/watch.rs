@@ -38,17 +38,34 @@ impl WatchedFile {
         std::fs::read_to_string(&self.path)
     }
 
+    /// The same for a file that need not be text.
+    pub(crate) fn read_bytes(&mut self) -> io::Result<Vec<u8>> {
+        self.seen = self.version();
+        std::fs::read(&self.path)
+    }
+
     /// Waits until the file differs from what was last read, then reads it. Cancel-safe.
     ///
     /// A file that is written in place is read once it has not changed for a while: its first half may be a whole
     /// document that lacks, for instance, every policy. One that takes another's place by a rename is read at once.
     pub(crate) async fn changed(&mut self) -> io::Result<String> {
+        self.news().await;
+        self.read()
+    }
+
+    /// The same for a file that need not be text.
+    pub(crate) async fn bytes_changed(&mut self) -> io::Result<Vec<u8>> {
+        self.news().await;
+        self.read_bytes()
+    }
+
+    async fn news(&mut self) {
         loop {
             self.ticks.tick().await;
             let now = self.version();
             let rests = now == std::mem::replace(&mut self.last, now);
             if now != self.seen && (rests || replaced(self.seen, now)) {
-                return self.read();
+                return;
             }
         }
     }

@@ -11,6 +11,7 @@ mod bad_input;
 mod bench;
 mod bulk;
 mod captured;
+mod certificates;
 mod endings;
 mod enrolment;
 mod files;

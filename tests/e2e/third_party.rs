@@ -1,10 +1,15 @@
 //! Peers that share no code with culvert or this harness: Python's h2 as a client, nghttpx as a server.
 
-use std::{net::SocketAddr, path::Path, process::Command, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
 use culvert_tests::{
     apps::{App, Behaviour},
-    ca::{Ca, Validity},
+    ca::{Ca, Leaf, Validity},
     client,
     culvert::{Mesh, Remains},
     flow_log::Direction,
@@ -29,14 +34,27 @@ fn python(
     then: &str,
 ) -> Finished {
     let leaf = ca.issue("spiffe://cluster.local/ns/friends/sa/python", Validity::Current).unwrap();
+    let mut command = python_command(topology, ca, &leaf, to.ip(family), authority, then);
+    finish(&topology.x.netns, &mut command, poll::SOON * 2).unwrap()
+}
+
+/// The same as a command, with `leaf` as its certificate.
+pub(crate) fn python_command(
+    topology: &Topology,
+    ca: &Ca,
+    leaf: &Leaf,
+    to: IpAddr,
+    authority: SocketAddr,
+    then: &str,
+) -> Command {
     let (cert, key) = leaf.write(topology.dir(), "python").unwrap();
     let mut command = Command::new(PYTHON);
     command
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/connect.py"))
-        .args([to.ip(family).to_string(), HBONE_PORT.to_string(), authority.to_string()])
+        .args([to.to_string(), HBONE_PORT.to_string(), authority.to_string()])
         .args([&ca.dir().join("ca.pem"), &cert, &key])
         .args(["hello from python", then]);
-    finish(&topology.x.netns, &mut command, poll::SOON * 2).unwrap()
+    command
 }
 
 /// nghttpx on the HBONE port of pod x with x's identity: it ends TLS and HTTP/2, and hands each CONNECT to a
@@ -77,7 +95,7 @@ impl Nghttpx {
     }
 }
 
-fn have_python() -> bool {
+pub(crate) fn have_python() -> bool {
     require::tool(PYTHON, &["-c", "import h2"])
 }
 

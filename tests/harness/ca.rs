@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SanType, SerialNumber,
 };
 use time::{Duration, OffsetDateTime};
 
@@ -29,6 +30,7 @@ pub struct Leaf {
     pub cert: String,
     /// Its PKCS#8 key.
     pub key: String,
+    serial: SerialNumber,
 }
 
 /// Whether a leaf is within its validity.
@@ -84,8 +86,32 @@ impl Ca {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         (params.not_before, params.not_after) = around_now(validity);
+        // As random as the key is.
+        let serial = key.public_key_raw().get(1..9).unwrap_or_default();
+        let serial = SerialNumber::from_slice(serial);
+        params.serial_number = Some(serial.clone());
         let cert = params.signed_by(&key, &self.issuer)?;
-        Ok(Leaf { cert: cert.pem(), key: key.serialize_pem() })
+        Ok(Leaf { cert: cert.pem(), key: key.serialize_pem(), serial })
+    }
+
+    /// The list of what is revoked from now on, PEM.
+    pub fn revoke(&self, leaves: &[&Leaf]) -> Result<String> {
+        let now = OffsetDateTime::now_utc();
+        let revoked = leaves.iter().map(|leaf| RevokedCertParams {
+            serial_number: leaf.serial.clone(),
+            revocation_time: now,
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: now,
+            next_update: now + Duration::DAY,
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        Ok(list.signed_by(&self.issuer)?.pem()?)
     }
 }
 

@@ -8,8 +8,8 @@ use culvert_tls::AuthorityError;
 use tokio::task::JoinError;
 
 use crate::{
-    MeshFileError, PodsFileError, admin::BindError, config::ConfigError, enroll::EnrollError,
-    logging::FilterError,
+    MeshFileError, PodsFileError, RevocationFileError, admin::BindError, config::ConfigError,
+    enroll::EnrollError, logging::FilterError,
 };
 
 /// Why a command failed.
@@ -30,6 +30,9 @@ pub enum RunError {
     /// The certificate authority's files are at fault.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
+    /// The revocation lists are at fault.
+    #[error(transparent)]
+    Revocations(#[from] RevocationFileError),
     /// A port is taken.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -68,6 +71,7 @@ impl RunError {
             | Self::Pods(_)
             | Self::Mesh(_)
             | Self::Authority(_)
+            | Self::Revocations(_)
             | Self::Bind(_)
             | Self::Cgroup(_)
             | Self::Capture(_)

@@ -1,10 +1,11 @@
-//! What the configuration means to capture.
+//! What the configuration means to capture and to TLS.
 
 use culvert_capture::{BpfLog, NodeOptions, ProbeCgroup, Steering, WhenDown};
 use culvert_sys::cgroup::{self, Hierarchy};
+use culvert_tls::{KeyExchange, Profile, Revocations};
 
 use crate::{
-    config::{self, Config},
+    config::{self, CompliancePolicy, Config},
     enroll::Marks,
 };
 
@@ -12,6 +13,20 @@ use crate::{
 const REDIRECT_MARK: u32 = 0x539;
 /// The ports that Istio's iptables rules redirect to.
 const REDIRECT_PORTS: &[u16] = &[15001, 15006];
+
+/// What all TLS of the node has in common.
+pub(super) fn tls_profile(config: &Config, revocations: Option<Revocations>) -> Profile {
+    let key_exchange = match config.compliance_policy {
+        None => KeyExchange::Any,
+        Some(CompliancePolicy::Pqc) => KeyExchange::PostQuantum,
+    };
+    let profile = Profile::new(key_exchange)
+        .with_trust_domain_aliases(config.trust_domain_aliases.as_slice());
+    match revocations {
+        Some(revocations) => profile.with_revocations(revocations),
+        None => profile,
+    }
+}
 
 pub(super) fn node_options(
     config: &Config,

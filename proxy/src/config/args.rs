@@ -79,6 +79,20 @@ pub struct RunArgs {
     /// Validity of the certificates that are asked for
     #[arg(long, env = "SECRET_TTL", value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
     pub secret_ttl: Duration,
+    /// Revocation lists, PEM or DER, for peers' certificates; read again when it changes
+    #[arg(long, env = "CRL_PATH", value_name = "FILE")]
+    pub crl: Option<PathBuf>,
+    /// Trust domains whose peers are accepted like our own's; their certificates must chain to our roots
+    #[arg(
+        long = "trust-domain-alias",
+        env = "CULVERT_TRUST_DOMAIN_ALIASES",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub trust_domain_aliases: Vec<String>,
+    /// Restrict TLS: `pqc` agrees on keys by X25519MLKEM768 only, so that peers without it are not spoken to
+    #[arg(long, env = "COMPLIANCE_POLICY", value_enum)]
+    pub compliance_policy: Option<CompliancePolicy>,
     /// How long connections may go on once the node is asked to stop
     #[arg(long, env = "CONNECTION_TERMINATION_DEADLINE", value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub drain: Duration,
@@ -114,6 +128,13 @@ pub enum Steering {
     Ebpf,
     /// iptables rules in the pod that someone else made, as Istio's CNI plugin does
     Redirect,
+}
+
+/// To what TLS is restricted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompliancePolicy {
+    /// Post-quantum key agreement
+    Pqc,
 }
 
 /// What happens while no culvert runs.

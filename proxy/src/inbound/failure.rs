@@ -49,6 +49,11 @@ impl From<AcceptError> for Handshake {
 #[error("the peer gave the request up before it was answered")]
 pub(super) struct Withdrawn;
 
+/// The peer's certificate was revoked while it was connected.
+#[derive(Debug, thiserror::Error)]
+#[error("peer certificate revoked by CRL")]
+pub(super) struct Revoked;
+
 /// The request is no CONNECT.
 #[derive(Debug, thiserror::Error)]
 #[error("{method} is not a plain CONNECT with an authority")]

@@ -1,24 +1,30 @@
-//! The store of the node's certificates: one an identity, fetched once, renewed half way to its end.
+//! The store of the node's certificates: one an identity, fetched once, renewed half way to its end, forgotten a while
+//! after the last pod of its identity has left.
 //!
-//! Which identities the node may ask for is the caller's matter; so is dropping those that left ([`Certificates::forget`]).
+//! Who waits for what: a connection that needs a certificate now asks at once; a pod that has just come is prefetched
+//! for, and what is held is renewed, in a lane of their own that leaves half of the issuer's attention to the former.
+//! Which identities the node may ask for is the caller's matter. When an entry is due is `entry`'s.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use culvert_mesh::Identity;
 use culvert_mesh::error::chain;
-use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
+use self::entry::{Entry, FAILURE_MEMORY};
 use crate::credential::{Credential, CredentialError};
 use crate::issuer::{Issuer, IssuerError};
+use crate::profile::Profile;
 
 mod dump;
+mod entry;
 
 pub use dump::{CertificateDump, IdentityDump, State};
 
@@ -26,16 +32,13 @@ pub use dump::{CertificateDump, IdentityDump, State};
 const ISSUE_DEADLINE: Duration = Duration::from_secs(10);
 /// Requests to the issuer at one time.
 const ISSUING: usize = 8;
-/// Renewals among them, so that half is always left for connections that wait.
-const RENEWING: usize = 4;
+/// Prefetches and renewals among them, so that half is always left for connections that wait.
+const BACKGROUND: usize = 4;
 /// The wall clock is read again at least this often, so that a step of it delays no renewal by more.
 const RECHECK: Duration = Duration::from_mins(1);
-/// A failure is answered from memory for this long; then the next caller tries again.
-const FAILURE_MEMORY: Duration = Duration::from_secs(1);
-/// Longest wait between attempts to renew.
-const BACKOFF_CAP: Duration = Duration::from_secs(150);
-/// Renewal is due up to this part of the validity before half way, so that certificates made together part ways.
-const JITTER: f64 = 0.05;
+/// Connections under an older certificate are given up at a random moment within this, so that not all are dialled anew
+/// at once.
+const SUPERSEDED_GRACE: Duration = Duration::from_secs(30);
 
 /// Why no certificate can be served for an identity. Callers that waited for one attempt share it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -77,34 +80,15 @@ pub enum IdentityError {
 /// Reading a held certificate takes no lock. Issuing is single-flight an identity.
 pub struct Certificates {
     issuer: Box<dyn Issuer>,
+    profile: Profile,
     entries: ArcSwap<BTreeMap<Identity, Arc<Entry>>>,
+    /// Held to add or to remove entries.
+    changing: Mutex<()>,
     generations: AtomicU64,
     issuing: Semaphore,
+    background: Arc<Semaphore>,
     added: Notify,
     clock: Box<dyn Fn() -> SystemTime + Send + Sync>,
-}
-
-struct Entry {
-    identity: Identity,
-    held: ArcSwapOption<Held>,
-    failure: Mutex<Option<Failure>>,
-    /// Held by whoever is asking the issuer for this identity.
-    flight: Arc<AsyncMutex<()>>,
-}
-
-struct Held {
-    credential: Arc<Credential>,
-    /// When to ask for the next one.
-    renew_at: SystemTime,
-}
-
-/// The latest attempt, when it failed.
-#[derive(Clone)]
-struct Failure {
-    error: IdentityError,
-    at: Instant,
-    retry_at: Instant,
-    attempts: u32,
 }
 
 impl Certificates {
@@ -119,12 +103,21 @@ impl Certificates {
     ) -> Self {
         Self {
             issuer: Box::new(issuer),
+            profile: Profile::default(),
             entries: ArcSwap::default(),
+            changing: Mutex::default(),
             generations: AtomicU64::new(1),
             issuing: Semaphore::new(ISSUING),
+            background: Arc::new(Semaphore::new(BACKGROUND)),
             added: Notify::new(),
             clock: Box::new(clock),
         }
+    }
+
+    /// The same store, whose credentials have `profile` instead of the default one.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile) -> Self {
+        Self { profile, ..self }
     }
 
     /// The certificate of `identity`, issued if none is held that is valid now.
@@ -154,19 +147,53 @@ impl Certificates {
         self.entries.load().get(identity)?.valid((self.clock)())
     }
 
-    /// Drops the certificate of `identity`, which is renewed no more; connections that use it keep it.
-    pub fn forget(&self, identity: &Identity) {
-        self.entries.rcu(|entries| {
-            let mut entries = BTreeMap::clone(entries);
-            entries.remove(identity);
-            entries
-        });
+    /// Gets the certificate of `identity` before a connection waits for it. Those that do wait come first: this takes its
+    /// turn with renewals.
+    pub async fn prefetch(&self, identity: &Identity) -> Result<(), IdentityError> {
+        if self.find(identity).is_some() {
+            return Ok(());
+        }
+        // The turn is awaited before the flight is taken: a connection that needs the same identity goes ahead. The
+        // semaphore is never closed.
+        let turn = self.background.acquire().await;
+        let fetched = self.fetch(identity).await;
+        drop(turn);
+        self.added.notify_one();
+        fetched.map(drop)
     }
 
-    /// Renews certificates half way to their end, until dropped.
+    /// Keeps `identity` in the store, held and renewed, until what it gives is dropped. Identities that nobody retains
+    /// are forgotten after a minute, so that a pod that is replaced finds its certificate.
+    pub fn retain(self: &Arc<Self>, identity: &Identity) -> Retained {
+        let changing = self.changing();
+        let entry = self.entry_while(&changing, identity);
+        entry.retain();
+        drop(changing);
+        Retained { store: Arc::clone(self), entry }
+    }
+
+    /// Ends once a newer certificate than `credential` is held, and a random part of half a minute has passed.
     ///
-    /// A failed renewal is tried again after 1 s, doubling up to 150 s; so is a first attempt that failed, although
-    /// callers do not wait for that.
+    /// Never ends for an identity that is forgotten meanwhile.
+    pub fn superseded(&self, credential: &Credential) -> impl Future<Output = ()> + Send + use<> {
+        let newest =
+            self.entries.load().get(credential.identity()).map(|entry| entry.newest.subscribe());
+        let (generation, not_after) = (credential.generation(), credential.not_after());
+        async move {
+            let Some(mut newest) = newest else { return std::future::pending().await };
+            if newest.wait_for(|now| *now > generation).await.is_err() {
+                return std::future::pending().await;
+            }
+            let left = not_after.duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
+            let grace = SUPERSEDED_GRACE.min(left / 2);
+            sleep(grace.mul_f64(rand::random_range(0.0..=1.0))).await;
+        }
+    }
+
+    /// Renews certificates half way to their end and forgets those that nobody retains, until dropped.
+    ///
+    /// A failed renewal is tried again after 1 s, doubling up to 150 s or a quarter of what is left of the certificate;
+    /// so is a first attempt that failed, although callers do not wait for that.
     pub async fn run(self: Arc<Self>) {
         let mut renewals = JoinSet::new();
         loop {
@@ -188,20 +215,27 @@ impl Certificates {
         let now = (self.clock)();
         let mut pause = RECHECK;
         for entry in self.entries.load().values() {
+            if let Some(left) = entry.forgotten_in() {
+                if left.is_zero() {
+                    self.forget(entry);
+                    continue;
+                }
+                pause = pause.min(left);
+            }
             let wait = entry.renewal_wait(now);
             if !wait.is_zero() {
                 pause = pause.min(wait);
                 continue;
             }
-            if renewals.len() >= RENEWING {
-                break;
-            }
+            // Without a turn it waits until another's ends, which is told through `added`.
+            let Ok(turn) = Arc::clone(&self.background).try_acquire_owned() else { continue };
             // Somebody is asking for it already; the outcome comes through `added` or the next check.
             let Ok(flight) = Arc::clone(&entry.flight).try_lock_owned() else { continue };
             let (store, entry) = (Arc::clone(self), Arc::clone(entry));
             renewals.spawn(async move {
-                let _flight = flight;
-                if let Err(error) = store.issue(&entry).await {
+                let outcome = store.issue(&entry).await;
+                drop((flight, turn));
+                if let Err(error) = outcome {
                     tracing::warn!(identity = %entry.identity, error = %chain(&error), "renew a certificate");
                 }
             });
@@ -214,8 +248,7 @@ impl Certificates {
         let outcome = self.request(&entry.identity).await;
         match &outcome {
             Ok(credential) => {
-                let renew_at = renew_at(credential, (self.clock)());
-                entry.hold(Held { credential: Arc::clone(credential), renew_at });
+                entry.hold(credential, (self.clock)());
             }
             Err(error) => entry.fail(error.clone()),
         }
@@ -237,7 +270,7 @@ impl Certificates {
             Err(_elapsed) => return Err(IdentityError::Deadline { identity: identity.clone() }),
         };
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        let credential = Credential::new(identity, generation, issued)
+        let credential = Credential::new(&self.profile, identity, generation, issued)
             .map_err(|source| IdentityError::Credential { identity: identity.clone(), source })?;
         if !credential.is_valid_at((self.clock)()) {
             return Err(IdentityError::NotValid { identity: identity.clone() });
@@ -249,13 +282,64 @@ impl Certificates {
         if let Some(entry) = self.entries.load().get(identity) {
             return Arc::clone(entry);
         }
+        self.entry_while(&self.changing(), identity)
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        // It guards no data of its own: entries are replaced whole.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entry_while(&self, _changing: &MutexGuard<'_, ()>, identity: &Identity) -> Arc<Entry> {
+        let entries = self.entries.load();
+        if let Some(entry) = entries.get(identity) {
+            return Arc::clone(entry);
+        }
         let new = Arc::new(Entry::new(identity.clone()));
-        let before = self.entries.rcu(|entries| {
-            let mut entries = BTreeMap::clone(entries);
-            entries.entry(identity.clone()).or_insert_with(|| Arc::clone(&new));
-            entries
-        });
-        before.get(identity).map_or(new, Arc::clone)
+        let mut entries = BTreeMap::clone(&entries);
+        entries.insert(identity.clone(), Arc::clone(&new));
+        self.entries.store(Arc::new(entries));
+        new
+    }
+
+    /// Drops the entry unless somebody has come to retain it. Connections that use its certificate keep it.
+    fn forget(&self, entry: &Entry) {
+        let _changing = self.changing();
+        if entry.forgotten_in() != Some(Duration::ZERO) {
+            return;
+        }
+        let mut entries = BTreeMap::clone(&self.entries.load());
+        entries.remove(&entry.identity);
+        self.entries.store(Arc::new(entries));
+        tracing::debug!(identity = %entry.identity, "certificate forgotten");
+    }
+}
+
+/// Keeps an identity in the store, see [`Certificates::retain`].
+#[must_use = "dropping it lets the identity be forgotten"]
+pub struct Retained {
+    store: Arc<Certificates>,
+    entry: Arc<Entry>,
+}
+
+impl Retained {
+    /// Whose certificate is kept.
+    pub fn identity(&self) -> &Identity {
+        &self.entry.identity
+    }
+}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        self.entry.release();
+        // It is to be forgotten sooner than anything was due.
+        self.store.added.notify_one();
+    }
+}
+
+impl fmt::Debug for Retained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Retained").field(self.identity()).finish()
     }
 }
 
@@ -265,68 +349,6 @@ impl fmt::Debug for Certificates {
             .field("identities", &self.entries.load().keys())
             .finish_non_exhaustive()
     }
-}
-
-impl Entry {
-    fn new(identity: Identity) -> Self {
-        Self {
-            identity,
-            held: ArcSwapOption::empty(),
-            failure: Mutex::default(),
-            flight: Arc::default(),
-        }
-    }
-
-    fn valid(&self, now: SystemTime) -> Option<Arc<Credential>> {
-        let held = self.held.load();
-        let credential = &held.as_ref()?.credential;
-        credential.is_valid_at(now).then(|| Arc::clone(credential))
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn hold(&self, held: Held) {
-        self.held.store(Some(Arc::new(held)));
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    fn fail(&self, error: IdentityError) {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        let attempts = failure.as_ref().map_or(0, |failure| failure.attempts).saturating_add(1);
-        let now = Instant::now();
-        *failure = Some(Failure { error, at: now, retry_at: now + backoff(attempts), attempts });
-    }
-
-    /// How long `run` has to wait before it asks again; zero when it is due.
-    fn renewal_wait(&self, now: SystemTime) -> Duration {
-        let due = match self.held.load().as_ref() {
-            // A clock that was set back makes the certificate invalid: ask for one that fits it.
-            Some(held) if now < held.credential.not_before() => Duration::ZERO,
-            Some(held) => held.renew_at.duration_since(now).unwrap_or(Duration::ZERO),
-            // The first caller is asking.
-            None if self.failure().is_none() => RECHECK,
-            None => Duration::ZERO,
-        };
-        let retry = self.failure().map_or(Duration::ZERO, |failure| {
-            failure.retry_at.saturating_duration_since(Instant::now())
-        });
-        due.max(retry)
-    }
-}
-
-/// Half way from now to the end, less the jitter. Counted from now and never under a second, so that a certificate that
-/// comes backdated or half used is not asked for again at once.
-fn renew_at(credential: &Credential, now: SystemTime) -> SystemTime {
-    let left = credential.not_after().duration_since(now).unwrap_or(Duration::ZERO);
-    now + left.mul_f64(0.5 - rand::random_range(0.0..JITTER)).max(Duration::from_secs(1))
-}
-
-/// 1 s, 2 s, 4 s … up to the cap, up to a fifth shorter at random.
-fn backoff(attempts: u32) -> Duration {
-    let doubled = Duration::from_secs(1 << attempts.saturating_sub(1).min(8));
-    doubled.min(BACKOFF_CAP).mul_f64(rand::random_range(0.8..=1.0))
 }
 
 #[cfg(test)]

@@ -1,32 +1,27 @@
 //! One identity's certificate and the TLS configurations made from it; when to renew it is decided by `certificates`.
 
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use culvert_mesh::Identity;
 use rustls::client::Resumption;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs::{self, cipher_suite};
 use rustls::server::VerifierBuilderError;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::CertificateDer;
+use webpki::KeyUsage;
 use x509_parser::error::X509Error;
 
 use crate::issuer::Issued;
+use crate::lifetime::Lifetime;
 use crate::peer::{InboundVerifier, OutboundVerifier};
+use crate::profile::Profile;
 use crate::x509;
 
 /// HBONE's ALPN protocol (RFC 9113 §3.1).
 const ALPN: &[u8] = b"h2";
-
-static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
-    let cipher_suites =
-        vec![cipher_suite::TLS13_AES_256_GCM_SHA384, cipher_suite::TLS13_AES_128_GCM_SHA256];
-    Arc::new(CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() })
-});
 
 /// Why an issued certificate cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -70,6 +65,7 @@ pub struct Credential {
     chain: Vec<CertificateDer<'static>>,
     roots: Vec<CertificateDer<'static>>,
     anchors: Arc<RootCertStore>,
+    profile: Profile,
     server: Arc<ServerConfig>,
     client: ClientConfig,
 }
@@ -80,6 +76,7 @@ impl Credential {
     /// `generation` tells this credential from others of the same identity. Roots that cannot be read are skipped with a
     /// warning, as long as one is left.
     pub fn new(
+        profile: &Profile,
         identity: &Identity,
         generation: u64,
         issued: Issued,
@@ -104,12 +101,12 @@ impl Credential {
         }
         let anchors = Arc::new(anchors);
 
-        let provider = Arc::clone(&PROVIDER);
+        let provider = Arc::clone(&profile.provider);
         let certified =
             CertifiedKey::from_der(chain.clone(), key, &provider).map_err(CredentialError::Key)?;
         let certified = Arc::new(SingleCertAndKey::from(certified));
         let verifier =
-            InboundVerifier::new(Arc::clone(&anchors), Arc::clone(&provider), identity.clone())
+            InboundVerifier::new(Arc::clone(&anchors), profile.clone(), identity.clone())
                 .map_err(CredentialError::Verifier)?;
 
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -121,7 +118,7 @@ impl Credential {
         // A resumed session would outlive the verification of its certificate.
         server.send_tls13_tickets = 0;
 
-        let nobody = OutboundVerifier::new(Arc::clone(&anchors), Arc::clone(&provider), &[]);
+        let nobody = OutboundVerifier::new(Arc::clone(&anchors), profile.clone(), &[]);
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(CredentialError::Tls)?
@@ -140,6 +137,7 @@ impl Credential {
             chain,
             roots,
             anchors,
+            profile: profile.clone(),
             server: Arc::new(server),
             client,
         })
@@ -170,7 +168,7 @@ impl Credential {
         self.not_before <= now && now < self.not_after
     }
 
-    /// For connections that peers open to us: they must prove an identity of our own trust domain.
+    /// For connections that peers open to us: they must prove an identity of our own trust domain or of an alias.
     pub fn server_config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
     }
@@ -181,9 +179,24 @@ impl Credential {
     pub fn client_config(&self, expected: &[Identity]) -> Arc<ClientConfig> {
         let mut config = self.client.clone();
         let verifier =
-            OutboundVerifier::new(Arc::clone(&self.anchors), Arc::clone(&PROVIDER), expected);
+            OutboundVerifier::new(Arc::clone(&self.anchors), self.profile.clone(), expected);
         config.dangerous().set_certificate_verifier(Arc::new(verifier));
         Arc::new(config)
+    }
+
+    /// How long a connection may last whose peer proved `chain` when it connected to us.
+    pub fn inbound_lifetime(&self, chain: &[CertificateDer<'static>]) -> Lifetime {
+        self.lifetime(chain, KeyUsage::client_auth())
+    }
+
+    /// How long a connection may last whose peer proved `chain` when we connected to it.
+    pub fn outbound_lifetime(&self, chain: &[CertificateDer<'static>]) -> Lifetime {
+        self.lifetime(chain, KeyUsage::server_auth())
+    }
+
+    fn lifetime(&self, chain: &[CertificateDer<'static>], usage: KeyUsage) -> Lifetime {
+        let Profile { provider, revocations, .. } = &self.profile;
+        Lifetime::new(chain, usage, &self.anchors, provider, revocations.as_ref())
     }
 
     /// The certificate and the intermediates sent with it.
@@ -210,4 +223,4 @@ impl fmt::Debug for Credential {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,7 +17,7 @@ pub enum RefusedPeer {
     TrustDomain {
         /// Who the peer proved to be.
         identity: Identity,
-        /// Our own identity, whose trust domain is the only one accepted inbound.
+        /// Our own identity, whose trust domain is accepted inbound beside its aliases.
         own: Identity,
     },
     /// An outbound peer that is none of the expected identities.
@@ -49,6 +49,9 @@ pub enum HandshakeError {
     /// The peer's certificate is not valid yet.
     #[error("peer certificate is not valid yet; compare both nodes' clocks")]
     NotValidYet,
+    /// The peer's certificate, or one above it, is on a revocation list.
+    #[error("peer certificate revoked by CRL")]
+    Revoked,
     /// The peer sent no certificate.
     #[error("peer sent no certificate")]
     NoCertificate,
@@ -83,6 +86,7 @@ impl From<Error> for HandshakeError {
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                     Self::Expired
                 }
+                CertificateError::Revoked => Self::Revoked,
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                     Self::NotValidYet
                 }

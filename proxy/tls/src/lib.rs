@@ -16,12 +16,20 @@ mod certificates;
 mod credential;
 mod handshake;
 mod issuer;
+mod lifetime;
 mod peer;
+mod profile;
+mod revocation;
 mod x509;
 
 pub use authority::{Authority, AuthorityError};
-pub use certificates::{CertificateDump, Certificates, IdentityDump, IdentityError, State};
+pub use certificates::{
+    CertificateDump, Certificates, IdentityDump, IdentityError, Retained, State,
+};
 pub use credential::{Credential, CredentialError};
 pub use handshake::{HandshakeError, RefusedPeer};
 pub use issuer::{Issued, Issuer, IssuerError, Issuing};
+pub use lifetime::Lifetime;
 pub use peer::peer_identity;
+pub use profile::{KeyExchange, Profile};
+pub use revocation::{RevocationError, Revocations};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use culvert_mesh::Identity;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{
@@ -16,8 +16,10 @@ use rustls::{
     SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use webpki::KeyUsage;
 
 use crate::handshake::RefusedPeer;
+use crate::profile::Profile;
 use crate::x509;
 
 /// The identity of a verified peer: the first URI name of its own certificate that is a SPIFFE identity.
@@ -27,24 +29,34 @@ pub fn peer_identity(certs: &[CertificateDer<'_>]) -> Option<Identity> {
     x509::identities(&x509::parse(certs.first()?).ok()?).into_iter().next()
 }
 
-/// Verifies who connects to us: any workload of our own trust domain.
+/// Verifies who connects to us: any workload of our own trust domain, or of one of its aliases.
 #[derive(Debug)]
 pub(crate) struct InboundVerifier {
     path: Arc<dyn ClientCertVerifier>,
+    roots: Arc<RootCertStore>,
+    profile: Profile,
     own: Identity,
 }
 
 impl InboundVerifier {
     pub(crate) fn new(
         roots: Arc<RootCertStore>,
-        provider: Arc<CryptoProvider>,
+        profile: Profile,
         own: Identity,
     ) -> Result<Self, VerifierBuilderError> {
         // With root hints a peer of another mesh may send no certificate at all, which hides why it is refused.
-        let path = WebPkiClientVerifier::builder_with_provider(roots, provider)
-            .clear_root_hint_subjects()
-            .build()?;
-        Ok(Self { path, own })
+        let path = WebPkiClientVerifier::builder_with_provider(
+            Arc::clone(&roots),
+            Arc::clone(&profile.provider),
+        )
+        .clear_root_hint_subjects()
+        .build()?;
+        Ok(Self { path, roots, profile, own })
+    }
+
+    fn is_trusted(&self, trust_domain: &str) -> bool {
+        trust_domain == self.own.trust_domain()
+            || self.profile.aliases.iter().any(|alias| alias == trust_domain)
     }
 }
 
@@ -61,9 +73,11 @@ impl ClientCertVerifier for InboundVerifier {
     ) -> Result<ClientCertVerified, Error> {
         let verified =
             self.path.verify_client_cert(end_entity, intermediates, now).map_err(unknown_issuer)?;
+        let usage = KeyUsage::client_auth();
+        refuse_revoked(&self.profile, &self.roots, end_entity, intermediates, now, usage)?;
         // The first one is who the peer is from here on, see `peer_identity`.
         match presented(end_entity)?.into_iter().next() {
-            Some(identity) if identity.trust_domain() == self.own.trust_domain() => Ok(verified),
+            Some(identity) if self.is_trusted(identity.trust_domain()) => Ok(verified),
             Some(identity) => {
                 Err(refuse(RefusedPeer::TrustDomain { identity, own: self.own.clone() }))
             }
@@ -99,17 +113,13 @@ impl ClientCertVerifier for InboundVerifier {
 /// An empty expected set refuses everybody.
 pub(crate) struct OutboundVerifier {
     roots: Arc<RootCertStore>,
-    provider: Arc<CryptoProvider>,
+    profile: Profile,
     expected: Arc<[Identity]>,
 }
 
 impl OutboundVerifier {
-    pub(crate) fn new(
-        roots: Arc<RootCertStore>,
-        provider: Arc<CryptoProvider>,
-        expected: &[Identity],
-    ) -> Self {
-        Self { roots, provider, expected: expected.into() }
+    pub(crate) fn new(roots: Arc<RootCertStore>, profile: Profile, expected: &[Identity]) -> Self {
+        Self { roots, profile, expected: expected.into() }
     }
 }
 
@@ -129,7 +139,7 @@ impl ServerCertVerifier for OutboundVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let parsed = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
+        let algorithms = self.profile.provider.signature_verification_algorithms.all;
         verify_server_cert_signed_by_trust_anchor(
             &parsed,
             &self.roots,
@@ -138,6 +148,8 @@ impl ServerCertVerifier for OutboundVerifier {
             algorithms,
         )
         .map_err(unknown_issuer)?;
+        let usage = KeyUsage::server_auth();
+        refuse_revoked(&self.profile, &self.roots, end_entity, intermediates, now, usage)?;
         let presented = presented(end_entity)?;
         if presented.iter().any(|identity| self.expected.contains(identity)) {
             return Ok(ServerCertVerified::assertion());
@@ -156,7 +168,8 @@ impl ServerCertVerifier for OutboundVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.profile.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -165,12 +178,30 @@ impl ServerCertVerifier for OutboundVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.profile.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.profile.provider.signature_verification_algorithms.supported_schemes()
     }
+}
+
+/// Refuses a sound chain of which a certificate is revoked.
+fn refuse_revoked(
+    profile: &Profile,
+    roots: &RootCertStore,
+    end_entity: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    now: UnixTime,
+    usage: KeyUsage,
+) -> Result<(), Error> {
+    let Some(revocations) = &profile.revocations else { return Ok(()) };
+    let chain: Vec<_> = std::iter::once(end_entity).chain(intermediates).cloned().collect();
+    if revocations.revoke(&chain, now, usage, roots, &profile.provider) {
+        return Err(Error::InvalidCertificate(CertificateError::Revoked));
+    }
+    Ok(())
 }
 
 fn presented(end_entity: &CertificateDer<'_>) -> Result<Vec<Identity>, Error> {

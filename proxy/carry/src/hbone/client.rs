@@ -16,7 +16,10 @@ use std::{
 
 use bytes::Bytes;
 use h2::client::{Builder, Connection, SendRequest};
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::{
+    ClientConfig,
+    pki_types::{CertificateDer, ServerName},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -66,12 +69,35 @@ pub(super) enum Lost {
 
 type Driver = Pin<Box<dyn Future<Output = Result<(), Lost>> + Send>>;
 
+/// A moment in the life of a connection.
+pub(super) type Moment = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A connection that is up, for [`super::Pool`] to drive and share.
 pub struct Established {
     pub(super) send: SendRequest<Bytes>,
     pub(super) driver: Driver,
     /// The address that it was dialled from.
     pub(super) local: Option<IpAddr>,
+    pub(super) peer: Vec<CertificateDer<'static>>,
+    pub(super) retire: Moment,
+    pub(super) cut: Moment,
+}
+
+impl Established {
+    /// The certificate chain that the peer proved, leaf first.
+    pub fn peer_certificates(&self) -> &[CertificateDer<'static>] {
+        &self.peer
+    }
+
+    /// No new tunnel is opened on the connection once `retire` has ended, and none is left on it once `cut` has.
+    #[must_use]
+    pub fn until(
+        self,
+        retire: impl Future<Output = ()> + Send + 'static,
+        cut: impl Future<Output = ()> + Send + 'static,
+    ) -> Self {
+        Self { retire: Box::pin(retire), cut: Box::pin(cut), ..self }
+    }
 }
 
 impl fmt::Debug for Established {
@@ -97,8 +123,10 @@ pub async fn connect(
         Ok(Err(error)) => return Err(ConnectError::Tls(error)),
         Err(_elapsed) => return Err(ConnectError::TlsTimeout(timeouts.tls_handshake)),
     };
-    stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER));
-    Ok(Established { local: Some(local), ..handshake(Box::new(stream), timeouts).await? })
+    let session = stream.get_mut().1;
+    session.set_buffer_limit(Some(TLS_BUFFER));
+    let peer = session.peer_certificates().map(<[_]>::to_vec).unwrap_or_default();
+    Ok(Established { local: Some(local), peer, ..handshake(Box::new(stream), timeouts).await? })
 }
 
 pub(crate) async fn handshake<IO>(io: IO, timeouts: &Timeouts) -> Result<Established, ConnectError>
@@ -121,7 +149,8 @@ where
         Err(_elapsed) => return Err(ConnectError::H2Timeout(timeouts.h2_handshake)),
     };
     let driver = Box::pin(drive(connection, timeouts.ping_interval, timeouts.ping_timeout));
-    Ok(Established { send, driver, local: None })
+    let never = || Box::pin(std::future::pending());
+    Ok(Established { send, driver, local: None, peer: Vec::new(), retire: never(), cut: never() })
 }
 
 /// Runs the connection until it has ended. Its streams fail when this future is dropped.

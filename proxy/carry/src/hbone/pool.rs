@@ -4,8 +4,8 @@
 //! to its limit and takes more as streams end; beyond that another one is dialled. What the key holds, and how to dial
 //! for it, is the caller's.
 //!
-//! The life of a connection: dialled → in rotation → out of rotation (`GOAWAY`, failure, or idle) → ended, once its last
-//! stream has. Its task belongs to the pool: dropping the pool ends connections and tunnels.
+//! The life of a connection: dialled → in rotation → out of rotation (`GOAWAY`, failure, idle, or retired) → ended, once
+//! its last stream has, or cut. Its task belongs to the pool: dropping the pool ends connections and tunnels.
 
 use std::{
     hash::Hash,
@@ -25,7 +25,7 @@ use tokio::{
 use self::table::{Checkout, Dialing, Pooled, Table};
 use super::{
     Tunnel,
-    client::{ConnectError, Established},
+    client::{ConnectError, Established, Lost},
 };
 use crate::Timeouts;
 
@@ -280,7 +280,7 @@ async fn run<K, F>(
     K: Key,
     F: Future<Output = Result<Established, ConnectError>> + Send,
 {
-    let Established { send, driver, local } = match connect.await {
+    let Established { send, driver, local, retire, mut cut, .. } = match connect.await {
         Ok(established) => established,
         Err(error) => {
             let error = Arc::new(error);
@@ -293,18 +293,34 @@ async fn run<K, F>(
     let (rotation, pooled, slot) = dialing.succeeded(send, local);
     drop(first.send(Ok((pooled, slot))));
     let mut driver = pin!(driver);
-    let end = tokio::select! {
-        end = &mut driver => Some(end),
-        () = rotation.idle(timeouts.idle) => None,
+    let left = tokio::select! {
+        end = &mut driver => Left::Ended(end),
+        () = rotation.idle(timeouts.idle) => Left::Idle,
+        () = retire => Left::Retired,
+        () = &mut cut => Left::Cut,
     };
     drop(rotation);
-    // Out of rotation nobody holds the sender any more, which makes HTTP/2 close the connection.
-    if let Some(end) = end {
-        tracing::debug!(?end, "an HBONE connection ended");
-    } else {
-        let closed = timeout(timeouts.close, driver).await;
-        tracing::debug!(?closed, "an idle HBONE connection was released");
+    // Out of rotation nobody holds the sender any more, which makes HTTP/2 close the connection after its last stream.
+    match left {
+        Left::Ended(end) => tracing::debug!(?end, "an HBONE connection ended"),
+        Left::Idle => {
+            let closed = timeout(timeouts.close, driver).await;
+            tracing::debug!(?closed, "an idle HBONE connection was released");
+        }
+        Left::Retired => tokio::select! {
+            end = &mut driver => tracing::debug!(?end, "a retired HBONE connection ended"),
+            () = cut => tracing::debug!("a retired HBONE connection was cut"),
+        },
+        Left::Cut => tracing::debug!("an HBONE connection was cut"),
     }
+}
+
+/// How a connection left rotation.
+enum Left {
+    Ended(Result<(), Lost>),
+    Idle,
+    Retired,
+    Cut,
 }
 
 /// The outcome of a dial, for the caller whose it is.

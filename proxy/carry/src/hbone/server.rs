@@ -37,8 +37,8 @@ const STREAMS: u32 = 200;
 /// The requests that may be handled at a time.
 const HANDLERS: usize = 2 * STREAMS as usize;
 
-/// How far a connection has come to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How far a connection has come to its end; later ones are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// New requests are taken.
     Serving,

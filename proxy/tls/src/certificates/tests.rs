@@ -1,8 +1,9 @@
 use std::sync::atomic::AtomicBool;
 use std::time::UNIX_EPOCH;
 
-use tokio::time::advance;
+use tokio::time::{Instant, advance};
 
+use super::entry::{BACKOFF_CAP, KEPT};
 use super::*;
 use crate::Authority;
 use crate::issuer::{Issued, Issuing};
@@ -78,6 +79,7 @@ struct Scene {
     line: Line,
     wall: Wall,
     running: JoinSet<()>,
+    retained: Option<Retained>,
 }
 
 impl Scene {
@@ -94,10 +96,12 @@ impl Scene {
         };
         let clock = wall.clone();
         let store = Arc::new(Certificates::with_clock(line.clone(), move || clock.now()));
-        Self { store, line, wall, running: JoinSet::new() }
+        Self { store, line, wall, running: JoinSet::new(), retained: None }
     }
 
+    /// With `run`, and a pod whose identity is `web`.
     fn running(mut self) -> Self {
+        self.retained = Some(self.store.retain(&web()));
         let store = Arc::clone(&self.store);
         self.running.spawn(store.run());
         self
@@ -293,13 +297,138 @@ async fn a_step_of_the_wall_clock_is_noticed_within_the_recheck() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forgotten_identity_is_renewed_no_more() {
-    let scene = Scene::new(Duration::ZERO, TTL).running();
+async fn an_identity_is_forgotten_a_minute_after_its_last_pod_has_left() {
+    let mut scene = Scene::new(Duration::ZERO, TTL).running();
+    let second = scene.store.retain(&web());
     scene.generation().await;
-    scene.store.forget(&web());
+    scene.retained = None;
+    sleep(TTL).await;
+    assert!(scene.store.find(&web()).is_some());
+    drop(second);
+    sleep(KEPT / 2).await;
+    // A pod that is replaced finds the certificate, and keeps it.
+    let replaced = scene.store.retain(&web());
+    sleep(2 * KEPT).await;
+    assert!(scene.store.find(&web()).is_some());
+    drop(replaced);
+    sleep(KEPT + Duration::from_millis(1)).await;
+    let requests = scene.requests();
     sleep(2 * TTL).await;
-    assert_eq!((scene.requests(), scene.store.dump().len()), (1, 0));
+    assert_eq!((scene.requests(), scene.store.dump().len()), (requests, 0));
     assert!(scene.store.find(&web()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_retains_is_served_but_not_kept() {
+    let scene = Scene::new(Duration::ZERO, TTL).running();
+    scene.store.fetch(&db()).await.unwrap();
+    sleep(KEPT + Duration::from_millis(1)).await;
+    let held: Vec<_> = scene.store.dump().into_iter().map(|entry| entry.identity).collect();
+    assert_eq!(held, [web()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_waits_goes_ahead_of_prefetches() {
+    let scene = Scene::new(Duration::from_secs(1), TTL);
+    let mut prefetches = JoinSet::new();
+    let pod = |n: usize| -> Identity { format!("spiffe://td/ns/a/sa/s{n}").parse().unwrap() };
+    for n in 0..100 {
+        let store = Arc::clone(&scene.store);
+        prefetches.spawn(async move { store.prefetch(&pod(n)).await });
+    }
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(scene.requests(), u64::try_from(BACKGROUND).unwrap());
+    let before = Instant::now();
+    // The first is among those that wait for their turn.
+    let (last, web) = (pod(99), web());
+    let (a, b) = tokio::join!(scene.store.fetch(&last), scene.store.fetch(&web));
+    assert!(a.is_ok() && b.is_ok());
+    assert_eq!(before.elapsed(), Duration::from_secs(1));
+    assert!(prefetches.join_all().await.iter().all(Result::is_ok));
+    assert_eq!(scene.requests(), 101);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prefetches_do_not_keep_a_renewal_from_its_turn() {
+    let scene = Scene::new(Duration::from_secs(1), TTL).running();
+    scene.generation().await;
+    sleep(TTL.mul_f64(0.44)).await;
+    let mut prefetches = JoinSet::new();
+    for n in 0..100 {
+        let store = Arc::clone(&scene.store);
+        let pod = format!("spiffe://td/ns/a/sa/s{n}").parse().unwrap();
+        prefetches.spawn(async move { store.prefetch(&pod).await });
+    }
+    sleep(TTL.mul_f64(0.07)).await;
+    assert_eq!(
+        scene.store.find(&web()).map(|c| c.not_after() > scene.wall.now() + TTL / 2),
+        Some(true)
+    );
+}
+
+/// Asks every second, as connections do, and says how often there was no certificate.
+async fn failures(scene: &Scene, seconds: u64) -> usize {
+    let mut failures = 0;
+    for _ in 0..seconds {
+        failures += usize::from(scene.store.fetch(&web()).await.is_err());
+        sleep(Duration::from_secs(1)).await;
+    }
+    failures
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_issuer_that_is_down_for_an_hour_is_not_noticed() {
+    let scene = Scene::new(Duration::from_millis(100), TTL).running();
+    scene.generation().await;
+    for down_at in [0.0, 0.4, 0.5] {
+        sleep(TTL.mul_f64(down_at)).await;
+        scene.cut(true);
+        assert_eq!(failures(&scene, 3600).await, 0);
+        scene.cut(false);
+        assert_eq!(failures(&scene, 300).await, 0);
+    }
+    assert!(scene.generation().await > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificates_of_a_minute_outlast_an_issuer_that_is_down_for_25_s() {
+    for down_at in (0..60).step_by(4) {
+        let ttl = Duration::from_mins(1);
+        let scene = Scene::new(Duration::from_millis(100), ttl).running();
+        scene.generation().await;
+        assert_eq!(failures(&scene, down_at).await, 0);
+        scene.cut(true);
+        assert_eq!(failures(&scene, 25).await, 0, "down at {down_at} s");
+        scene.cut(false);
+        assert_eq!(failures(&scene, 60).await, 0, "up again after {down_at} s + 25 s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_tried_again_before_the_certificate_ends() {
+    let scene = Scene::new(Duration::ZERO, Duration::from_mins(1)).running();
+    scene.generation().await;
+    scene.cut(true);
+    // With a wait that only doubles, the last attempt would be at half of the validity and 31 s.
+    assert_eq!(failures(&scene, 57).await, 0);
+    scene.cut(false);
+    assert_eq!(failures(&scene, 20).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_learn_that_their_certificate_is_superseded() {
+    let scene = Scene::new(Duration::ZERO, TTL).running();
+    let first = scene.store.fetch(&web()).await.unwrap();
+    let mut superseded = JoinSet::new();
+    superseded.spawn(scene.store.superseded(&first));
+    sleep(TTL.mul_f64(0.44)).await;
+    assert!(superseded.try_join_next().is_none());
+    sleep(TTL.mul_f64(0.07)).await;
+    assert!(superseded.try_join_next().is_some());
+    // One that has come late learns it as well; the newest one is not superseded.
+    let newest = scene.store.fetch(&web()).await.unwrap();
+    timeout(SUPERSEDED_GRACE, scene.store.superseded(&first)).await.unwrap();
+    timeout(SUPERSEDED_GRACE, scene.store.superseded(&newest)).await.unwrap_err();
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
+use rustls::crypto::CryptoProvider;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::version::TLS12;
 use rustls_pki_types::{PrivateKeyDer, ServerName};
@@ -12,6 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use super::*;
+use crate::profile::KeyExchange;
 use crate::{Authority, HandshakeError, peer_identity};
 
 const TTL: Duration = Duration::from_hours(1);
@@ -44,19 +46,19 @@ fn named(name: &str) -> Authority {
 }
 
 fn credential(authority: &Authority, identity: &Identity) -> Credential {
-    Credential::new(identity, 1, authority.issue(identity).unwrap()).unwrap()
+    Credential::new(&Profile::default(), identity, 1, authority.issue(identity).unwrap()).unwrap()
 }
 
 fn expired(authority: &Authority, identity: &Identity) -> Credential {
     let now = SystemTime::now();
     let issued = authority.issue_for(identity, now - 2 * TTL, now - TTL).unwrap();
-    Credential::new(identity, 1, issued).unwrap()
+    Credential::new(&Profile::default(), identity, 1, issued).unwrap()
 }
 
 fn premature(authority: &Authority, identity: &Identity) -> Credential {
     let now = SystemTime::now();
     let issued = authority.issue_for(identity, now + TTL, now + 2 * TTL).unwrap();
-    Credential::new(identity, 1, issued).unwrap()
+    Credential::new(&Profile::default(), identity, 1, issued).unwrap()
 }
 
 type Client = client::TlsStream<DuplexStream>;
@@ -86,7 +88,10 @@ async fn connect(
 }
 
 /// The two ends' errors, an empty text for an end that was satisfied.
-async fn errors(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> (String, String) {
+pub(crate) async fn errors(
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+) -> (String, String) {
     let (client, server) = connect(client, server).await;
     (
         client.err().map_or_else(String::new, |e| e.to_string()),
@@ -128,8 +133,12 @@ async fn the_handshake_has_the_profile_of_hbone() {
 
 #[test]
 fn cipher_suites_are_those_of_hbone_in_its_order() {
-    let suites: Vec<_> =
-        PROVIDER.cipher_suites.iter().map(rustls::SupportedCipherSuite::suite).collect();
+    let suites: Vec<_> = Profile::default()
+        .provider
+        .cipher_suites
+        .iter()
+        .map(rustls::SupportedCipherSuite::suite)
+        .collect();
     assert_eq!(
         suites,
         [
@@ -137,6 +146,74 @@ fn cipher_suites_are_those_of_hbone_in_its_order() {
             rustls::CipherSuite::TLS13_AES_128_GCM_SHA256
         ]
     );
+}
+
+#[tokio::test]
+async fn post_quantum_ends_agree_on_nothing_else() {
+    let ca = authority();
+    let pq = Profile::new(KeyExchange::PostQuantum);
+    let of = |profile: &Profile, identity: &Identity| {
+        Credential::new(profile, identity, 1, ca.issue(identity).unwrap()).unwrap()
+    };
+    let classic = {
+        let profile = Profile::default();
+        let mut provider = CryptoProvider::clone(&profile.provider);
+        provider.kx_groups.retain(|group| group.name() == rustls::NamedGroup::X25519);
+        assert_eq!(provider.kx_groups.len(), 1);
+        Profile { provider: Arc::new(provider), ..profile }
+    };
+    for other in [&pq, &Profile::default()] {
+        for (client, server) in [(&pq, other), (other, &pq)] {
+            let client = of(client, &web()).client_config(&[db()]);
+            let (client, _server) = connect(client, of(server, &db()).server_config()).await;
+            let client = client.unwrap();
+            let group = client.get_ref().1.negotiated_key_exchange_group().unwrap();
+            assert_eq!(group.name(), rustls::NamedGroup::X25519MLKEM768);
+        }
+    }
+    for (client, server) in [(&pq, &classic), (&classic, &pq)] {
+        let client = of(client, &web()).client_config(&[db()]);
+        let (client, server) = errors(client, of(server, &db()).server_config()).await;
+        assert!(!client.is_empty() && !server.is_empty(), "{client:?} {server:?}");
+    }
+}
+
+#[tokio::test]
+async fn peers_of_an_alias_are_accepted_and_others_are_not() {
+    let ca = authority();
+    let profile = Profile::default().with_trust_domain_aliases(["elsewhere.org".to_owned()]);
+    let own = Credential::new(&profile, &db(), 1, ca.issue(&db()).unwrap()).unwrap();
+    for (peer, accepted) in
+        [(stranger(), true), (web(), true), (id("spiffe://third.org/ns/shop/sa/web"), false)]
+    {
+        let client = credential(&ca, &peer).client_config(&[db()]);
+        let (_, error) = errors(client, own.server_config()).await;
+        assert_eq!(error.is_empty(), accepted, "{peer}: {error}");
+    }
+    // An alias is no root of trust.
+    let client = trusting(&ca, Some(&credential(&named("other root"), &stranger())));
+    assert_eq!(errors(client, own.server_config()).await.1, UNKNOWN_ISSUER);
+}
+
+/// A mesh moves to another root: first everybody gets to trust both, then certificates of the new one, then that alone.
+#[tokio::test]
+async fn a_root_is_replaced_while_every_pair_of_neighbouring_steps_talks() {
+    let (old, new) = (authority(), named("new root"));
+    let both = [old.roots(), new.roots()].concat();
+    let step = |signer: &Authority, roots: &[CertificateDer<'static>], identity: &Identity| {
+        let issued = Issued { roots: roots.to_vec(), ..signer.issue(identity).unwrap() };
+        Credential::new(&Profile::default(), identity, 1, issued).unwrap()
+    };
+    let steps = [(&old, old.roots()), (&old, &both), (&new, &both), (&new, new.roots())];
+    for (i, (signer, roots)) in steps.iter().enumerate() {
+        for (j, (other, others)) in steps.iter().enumerate() {
+            let client = step(signer, roots, &web()).client_config(&[db()]);
+            let server = step(other, others, &db()).server_config();
+            let (client, server) = errors(client, server).await;
+            let talks = client.is_empty() && server.is_empty();
+            assert_eq!(talks, i.abs_diff(j) <= 1, "{i} {j}: {client} {server}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -249,9 +326,16 @@ async fn a_client_without_certificate_is_refused() {
 async fn a_peer_without_spiffe_name_is_refused() {
     let ca = Anonymous::new();
     let Issued { chain, key, .. } = ca.issue(&["nameless.example"]);
-    let nameless = SingleCertAndKey::from(CertifiedKey::from_der(chain, key, &PROVIDER).unwrap());
-    let own =
-        Credential::new(&web(), 1, ca.issue(&["spiffe://cluster.local/ns/shop/sa/web"])).unwrap();
+    let nameless = SingleCertAndKey::from(
+        CertifiedKey::from_der(chain, key, &Profile::default().provider).unwrap(),
+    );
+    let own = Credential::new(
+        &Profile::default(),
+        &web(),
+        1,
+        ca.issue(&["spiffe://cluster.local/ns/shop/sa/web"]),
+    )
+    .unwrap();
 
     let mut client = ClientConfig::clone(&own.client_config(&[web()]));
     client.client_auth_cert_resolver = Arc::new(nameless);
@@ -263,9 +347,14 @@ async fn a_peer_without_spiffe_name_is_refused() {
 async fn a_second_name_of_our_trust_domain_does_not_let_a_stranger_in() {
     let ca = Anonymous::new();
     let names = ["spiffe://elsewhere.org/ns/shop/sa/web", "spiffe://cluster.local/ns/shop/sa/web"];
-    let stranger = Credential::new(&stranger(), 1, ca.issue(&names)).unwrap();
-    let own =
-        Credential::new(&db(), 1, ca.issue(&["spiffe://cluster.local/ns/shop/sa/db"])).unwrap();
+    let stranger = Credential::new(&Profile::default(), &stranger(), 1, ca.issue(&names)).unwrap();
+    let own = Credential::new(
+        &Profile::default(),
+        &db(),
+        1,
+        ca.issue(&["spiffe://cluster.local/ns/shop/sa/db"]),
+    )
+    .unwrap();
     let (_, error) = errors(stranger.client_config(&[db()]), own.server_config()).await;
     assert_eq!(
         error,
@@ -278,11 +367,13 @@ async fn a_tls12_client_is_refused() {
     let ca = authority();
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(ca.roots().iter().cloned());
-    let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_protocol_versions(&[&TLS12])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let client = ClientConfig::builder_with_provider(Arc::new(
+        rustls::crypto::aws_lc_rs::default_provider(),
+    ))
+    .with_protocol_versions(&[&TLS12])
+    .unwrap()
+    .with_root_certificates(roots)
+    .with_no_client_auth();
     let (client, server) = errors(Arc::new(client), credential(&ca, &db()).server_config()).await;
     assert_eq!(
         (client.as_str(), server.as_str()),
@@ -333,7 +424,10 @@ fn unusable_issued_certificates_are_refused() {
         (bad_root, "none of the 1 issued roots can be used"),
     ];
     for (issued, want) in cases {
-        assert_eq!(Credential::new(&web(), 1, issued).unwrap_err().to_string(), want);
+        assert_eq!(
+            Credential::new(&Profile::default(), &web(), 1, issued).unwrap_err().to_string(),
+            want
+        );
     }
 }
 
@@ -342,7 +436,8 @@ async fn roots_that_cannot_be_read_are_skipped() {
     let ca = authority();
     let mut issued = ca.issue(&web()).unwrap();
     issued.roots.insert(0, CertificateDer::from(vec![1, 2, 3]));
-    let client = Credential::new(&web(), 1, issued).unwrap().client_config(&[db()]);
+    let client =
+        Credential::new(&Profile::default(), &web(), 1, issued).unwrap().client_config(&[db()]);
     assert_eq!(
         errors(client, credential(&ca, &db()).server_config()).await,
         (String::new(), String::new())
@@ -370,7 +465,7 @@ fn debug_output_holds_no_key() {
     let ca = authority();
     let issued = ca.issue(&web()).unwrap();
     let bytes = issued.key.secret_der().to_vec();
-    let credential = Credential::new(&web(), 7, issued).unwrap();
+    let credential = Credential::new(&Profile::default(), &web(), 7, issued).unwrap();
     let text = format!("{credential:?}");
     let decimal = bytes[..8].iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
     assert!(!text.contains(&decimal) && !text.contains("key"), "{text}");

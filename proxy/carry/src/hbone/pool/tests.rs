@@ -26,6 +26,15 @@ struct Lab {
     peers: Mutex<JoinSet<()>>,
     /// Whether the address that all connections so far are from has gone.
     moved: Arc<AtomicBool>,
+    fate: watch::Sender<Fate>,
+}
+
+/// What becomes of connections that are up.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fate {
+    Kept,
+    Retired,
+    Cut,
 }
 
 /// Where connections are from before and after the move.
@@ -55,6 +64,7 @@ impl Lab {
         Self {
             pool: Pool::new(options, move |ip| ip != BEFORE || !gone.load(Ordering::Relaxed)),
             moved,
+            fate: watch::Sender::new(Fate::Kept),
             dials: AtomicUsize::new(0),
             phase,
             peers: Mutex::default(),
@@ -72,6 +82,11 @@ impl Lab {
             if !matches!(peer, Peer::Absent) {
                 self.peers.lock().unwrap().spawn(run_peer(far, peer, self.phase.subscribe()));
             }
+            let fate = |fate| {
+                let mut now = self.fate.subscribe();
+                async move { drop(now.wait_for(|now| *now >= fate).await) }
+            };
+            let (retired, cut) = (fate(Fate::Retired), fate(Fate::Cut));
             let local = if self.moved.load(Ordering::Relaxed) { AFTER } else { BEFORE };
             async move {
                 sleep(Duration::from_secs(1)).await;
@@ -79,7 +94,7 @@ impl Lab {
                     return Err(ConnectError::Tls(io::ErrorKind::ConnectionReset.into()));
                 }
                 let established = client::handshake(near, &Timeouts::default()).await?;
-                Ok(Established { local: Some(local), ..established })
+                Ok(Established { local: Some(local), ..established }.until(retired, cut))
             }
         };
         let authority = Authority::from_static("10.0.0.1:80");
@@ -320,6 +335,43 @@ async fn a_request_does_not_wait_on_a_connection_whose_address_goes_meanwhile() 
     lab.moved.store(true, Ordering::Relaxed);
     assert!(lab.open(Peer::Accepts).await.is_ok());
     assert_eq!(lab.dialled(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retired_connection_is_replaced_and_closed_with_its_last_tunnel() {
+    let lab = Lab::new(PoolOptions::default());
+    let mut old = lab.open(Peer::Accepts).await.unwrap();
+    lab.fate.send_replace(Fate::Retired);
+    lab.settle(0).await;
+    lab.fate.send_replace(Fate::Kept);
+    let new = lab.open(Peer::Accepts).await.unwrap();
+    assert_eq!((lab.dialled(), lab.pool.connections()), (2, 1));
+    // Its tunnel goes on for as long as it wants.
+    sleep(Duration::from_hours(1)).await;
+    old.send.send_data(bytes::Bytes::from_static(b"x"), true).unwrap();
+    old.end();
+    assert!(timeout(LONG, old.recv.data()).await.unwrap().is_none_or(|end| end.is_err()));
+    drop(old);
+    let mut peers = std::mem::take(&mut *lab.peers.lock().unwrap());
+    timeout(LONG, peers.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(peers.len(), 1);
+    drop(new);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_cut_leaves_no_tunnel_also_once_it_is_retired() {
+    for retired in [false, true] {
+        let lab = Lab::new(PoolOptions::default());
+        let mut tunnel = lab.open(Peer::Accepts).await.unwrap();
+        if retired {
+            lab.fate.send_replace(Fate::Retired);
+            lab.settle(0).await;
+        }
+        lab.fate.send_replace(Fate::Cut);
+        let end = timeout(LONG, tunnel.recv.data()).await.unwrap();
+        assert!(end.is_none_or(|end| end.is_err()));
+        lab.settle(0).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
