@@ -3,7 +3,7 @@
 //!
 //! Which addresses a pod owns is known by the map `addrs`; the caller looks that up.
 
-use culvert_abi::Addr;
+use culvert_abi::{ADDR_EXCLUDED, Addr};
 use zerocopy::transmute;
 
 /// One end of a TCP connection.
@@ -31,21 +31,30 @@ pub enum Place {
     Loopback,
     /// An address of the pod.
     Own,
+    /// An address of the pod, of an interface that it excludes from capture.
+    Excluded,
     /// Any other address.
     Elsewhere,
 }
 
 impl Place {
-    /// Places `addr`; `owned` tells whether the pod has it, and is not asked about loopback.
+    /// Places `addr`; `owned` gives what `addrs` holds for it, and is not asked about loopback.
     #[inline(always)]
-    pub fn of(addr: &Addr, owned: impl FnOnce(&Addr) -> bool) -> Self {
+    pub fn of(addr: &Addr, owned: impl FnOnce(&Addr) -> Option<u8>) -> Self {
         if is_loopback(addr) {
-            Self::Loopback
-        } else if owned(addr) {
-            Self::Own
-        } else {
-            Self::Elsewhere
+            return Self::Loopback;
         }
+        match owned(addr) {
+            None => Self::Elsewhere,
+            Some(ADDR_EXCLUDED) => Self::Excluded,
+            Some(_) => Self::Own,
+        }
+    }
+
+    /// Whether what is sent there never leaves the pod.
+    #[inline(always)]
+    pub const fn is_inside(self) -> bool {
+        !matches!(self, Self::Elsewhere)
     }
 }
 
@@ -72,12 +81,20 @@ fn is_loopback(addr: &Addr) -> bool {
     }
 }
 
+/// Whether it is in `fe80::/10`, and so means another host on each link.
+#[inline(always)]
+pub fn is_link_local_v6(addr: &Addr) -> bool {
+    let [first, ..]: [u32; 4] = transmute!(*addr);
+    u32::from_be(first) >> 22 == 0xfe80 >> 6
+}
+
 const V4_PREFIX: u32 = 0xffff_u32.to_be();
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use core::net::{IpAddr, Ipv6Addr};
+    use culvert_abi::ADDR_CAPTURED;
 
     fn addr(text: &str) -> Addr {
         match text.parse().unwrap() {
@@ -88,7 +105,12 @@ mod tests {
 
     #[track_caller]
     fn place(text: &str, want: Place) {
-        assert_eq!(Place::of(&addr(text), |a| *a == addr("10.0.0.7")), want);
+        let owned = |a: &Addr| match a {
+            a if *a == addr("10.0.0.7") => Some(ADDR_CAPTURED),
+            a if *a == addr("10.9.0.7") => Some(ADDR_EXCLUDED),
+            _ => None,
+        };
+        assert_eq!(Place::of(&addr(text), owned), want);
     }
 
     #[test]
@@ -111,6 +133,20 @@ mod tests {
     fn an_own_address_is_found_in_either_spelling() {
         place("10.0.0.7", Place::Own);
         place("::ffff:10.0.0.7", Place::Own);
+    }
+
+    #[test]
+    fn an_address_of_an_excluded_interface_is_told() {
+        place("10.9.0.7", Place::Excluded);
+    }
+
+    #[test]
+    fn a_link_local_address_is_known_by_its_first_ten_bits() {
+        for (text, want) in
+            [("fe80::1", true), ("febf::1", true), ("fec0::1", false), ("169.254.0.1", false)]
+        {
+            assert_eq!(is_link_local_v6(&addr(text)), want, "{text}");
+        }
     }
 
     #[test]

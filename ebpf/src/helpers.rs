@@ -18,19 +18,20 @@ use core::{
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{
-        __sk_buff, BPF_SK_STORAGE_GET_F_CREATE, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
-        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, SO_BINDTODEVICE, SO_MARK, SO_REUSEADDR,
-        bpf_sk_lookup, bpf_sock, bpf_sock_addr, bpf_sock_ops,
+        __sk_buff, BPF_F_INGRESS, BPF_SK_STORAGE_GET_F_CREATE, BPF_SOCK_OPS_STATE_CB,
+        BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, SO_BINDTODEVICE,
+        SO_MARK, SO_REUSEADDR, bpf_sk_lookup, bpf_sock, bpf_sock_addr, bpf_sock_ops,
     },
     btf_maps::SkStorage,
     helpers::{
-        bpf_get_netns_cookie, bpf_map_lookup_elem, bpf_setsockopt, bpf_sk_assign, bpf_sk_release,
-        bpf_skb_cgroup_id, bpf_skb_load_bytes_relative, generated::bpf_sk_storage_get,
+        bpf_get_netns_cookie, bpf_map_lookup_elem, bpf_redirect, bpf_setsockopt, bpf_sk_assign,
+        bpf_sk_fullsock, bpf_sk_release, bpf_skb_cgroup_id, bpf_skb_load_bytes_relative,
+        bpf_skb_store_bytes, generated::bpf_sk_storage_get,
     },
-    maps::{HashMap, LruHashMap, PerCpuArray, SockMap},
+    maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray, SockMap},
     programs::{SkLookupContext, SockAddrContext, SockOpsContext, TcContext},
 };
-use culvert_abi::{Outcome, Slot};
+use culvert_abi::{Outcome, PodAddr, PodNetwork, Slot};
 
 use crate::{
     Family, Owner,
@@ -268,19 +269,45 @@ impl<'a> Socket<'a> {
         self.storage(own, &mut 1, BPF_SK_STORAGE_GET_F_CREATE.into()).map(|_| ())
     }
 
+    /// Notes in `bypass` whether its SYN may leave without capture; `None` if the kernel could not store that it may.
+    ///
+    /// What an earlier `connect()` has noted is overwritten.
+    #[inline(always)]
+    pub fn set_bypass(&self, bypass: &SkStorage<u32>, allowed: bool) -> Option<()> {
+        let noted = if allowed {
+            self.storage(bypass, &mut 1, BPF_SK_STORAGE_GET_F_CREATE.into())
+        } else {
+            self.storage(bypass, ptr::null_mut(), 0)
+        };
+        let Some(noted) = noted else { return (!allowed).then_some(()) };
+        // SAFETY: an element of this map is four bytes wide and aligned, and lives as long as the socket.
+        unsafe { noted.cast::<u32>().write(u32::from(allowed)) };
+        Some(())
+    }
+
     #[inline(always)]
     fn storage(
         &self,
-        own: &SkStorage<u32>,
+        map: &SkStorage<u32>,
         initial: *mut u32,
         flags: u64,
     ) -> Option<NonNull<c_void>> {
-        // SAFETY: `own` is a map; `sk` is the kernel's, for as long as the context; `initial` is null or an integer of
-        // the map's value type, which the helper copies.
-        NonNull::new(unsafe {
-            bpf_sk_storage_get(map_ptr(own), self.sk.as_ptr().cast(), initial.cast(), flags)
-        })
+        storage(map, self.sk, initial, flags)
     }
+}
+
+#[inline(always)]
+fn storage(
+    map: &SkStorage<u32>,
+    sk: NonNull<bpf_sock>,
+    initial: *mut u32,
+    flags: u64,
+) -> Option<NonNull<c_void>> {
+    // SAFETY: `map` is a map; `sk` is the kernel's, for as long as the context; `initial` is null or an integer of the
+    // map's value type, which the helper copies.
+    NonNull::new(unsafe {
+        bpf_sk_storage_get(map_ptr(map), sk.as_ptr().cast(), initial.cast(), flags)
+    })
 }
 
 /// A look-up that an `sk_lookup` program answers.
@@ -374,6 +401,55 @@ impl Skb<'_> {
         // SAFETY: the helper takes the context of any tc program.
         unsafe { bpf_skb_cgroup_id(self.0.skb.skb) }
     }
+
+    /// The index of the interface that it leaves by.
+    #[inline(always)]
+    pub fn interface(&self) -> u32 {
+        load!(self.0.skb.skb, __sk_buff, ifindex)
+    }
+
+    /// The full socket that it is of, if there is one.
+    #[inline(always)]
+    fn socket(&self) -> Option<NonNull<bpf_sock>> {
+        // SAFETY: the context is the kernel's.
+        let field = unsafe { &raw const (*self.0.skb.skb).__bindgen_anon_2 };
+        // SAFETY: as above; a pointer in a context is loaded whole, as the verifier demands.
+        let sk = unsafe { field.cast::<*mut bpf_sock>().read() };
+        // SAFETY: the helper takes the socket of a context, once that is known to be there.
+        NonNull::new(sk).and_then(|sk| NonNull::new(unsafe { bpf_sk_fullsock(sk.as_ptr()) }))
+    }
+
+    /// Whether [`Socket::set_bypass`] has noted that it may leave without capture.
+    #[inline(always)]
+    pub fn bypasses(&self, bypass: &SkStorage<u32>) -> bool {
+        let noted = self.socket().and_then(|sk| storage(bypass, sk, ptr::null_mut(), 0));
+        // SAFETY: an element of this map is four bytes wide and aligned, and lives as long as the socket.
+        noted.is_some_and(|noted| unsafe { noted.cast::<u32>().read() } == 1)
+    }
+
+    /// Whether its socket is bound to an interface, and so takes no answer that comes by another.
+    #[inline(always)]
+    pub fn is_bound(&self) -> bool {
+        self.socket().is_some_and(|sk| load!(sk.as_ptr(), bpf_sock, bound_dev_if) != 0)
+    }
+
+    /// Marks it, and lets it arrive at `lo` from an Ethernet header without addresses: any other is for another host
+    /// there. Gives the program's answer, or `None` if the header could not be written.
+    #[inline(always)]
+    pub fn to_loopback(&self, mark: u32) -> Option<i32> {
+        /// Of `lo`, in every namespace.
+        const LOOPBACK: u32 = 1;
+        let skb = self.0.skb.skb;
+        // SAFETY: the context is the kernel's, and this field one that it lets programs write.
+        unsafe { (&raw mut (*skb).mark).write_volatile(mark) };
+        let addresses = [0_u8; 12];
+        // SAFETY: twelve initialised bytes, and the helper checks that the frame has as many.
+        let stored = unsafe {
+            bpf_skb_store_bytes(skb, 0, addresses.as_ptr().cast(), addresses.len() as u32, 0)
+        };
+        // SAFETY: the helper takes two numbers.
+        (stored == 0).then(|| unsafe { bpf_redirect(LOOPBACK, BPF_F_INGRESS.into()) } as i32)
+    }
 }
 
 impl Frame for Skb<'_> {
@@ -396,6 +472,11 @@ impl Frame for Skb<'_> {
     }
 
     #[inline(always)]
+    fn length(&self) -> u32 {
+        load!(self.0.skb.skb, __sk_buff, len)
+    }
+
+    #[inline(always)]
     fn any(&self, value: u32) -> u32 {
         obscure(value, load!(self.0.skb.skb, __sk_buff, len))
     }
@@ -407,6 +488,18 @@ pub fn find<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
     // SAFETY: these maps are not preallocated, so an element lives until the program ends, and user space replaces
     // values whole.
     unsafe { map.get(key) }.copied()
+}
+
+/// Whether the narrowest network of the pod that holds `addr` is in `networks` with the value 1.
+///
+/// By hand, because aya packs the key, which is then copied byte by byte.
+#[inline(always)]
+pub fn in_networks(networks: &LpmTrie<PodAddr, u8>, pod: u32, addr: culvert_abi::Addr) -> bool {
+    let key = PodNetwork { bits: PodNetwork::bits(128), pod, addr };
+    // SAFETY: `networks` is a map, and `key` has the layout of its keys.
+    let found = unsafe { bpf_map_lookup_elem(map_ptr(networks), ptr::from_ref(&key).cast()) };
+    // SAFETY: an element of this map is a byte, which lives until the program ends.
+    NonNull::new(found).is_some_and(|found| unsafe { found.cast::<u8>().read() } == 1)
 }
 
 /// Whether an LRU map holds `key`; the value, which may be recycled at any time, is not looked at.

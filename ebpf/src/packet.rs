@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Finds the TCP header of a frame, within bounds that the verifier can follow.
+//! Finds the TCP header of a frame, or that of a DNS query, within bounds that the verifier can follow.
 //!
 //! Where the kernel says IPv4 or IPv6, the IP header is where the kernel says it is: a tunnel's frames have no Ethernet
 //! header. Whatever else it says (a VLAN tag in the frame, or a protocol that a packet socket made up) is looked up in
 //! the Ethernet header. Understands one VLAN tag, IPv4 with options, and IPv6 with up to [`MAX_EXTENSIONS`] extension
 //! headers. What a packet means is for `guard` and `inbound`.
 
-use culvert_abi::Addr;
+use culvert_abi::{Addr, DNS_PORT};
 
 use crate::{
     Family,
@@ -33,6 +33,7 @@ const ETHERTYPE_QINQ: u16 = 0x88a8;
 
 const HOP_BY_HOP: u8 = 0;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
@@ -67,6 +68,9 @@ pub trait Frame {
     /// `N` bytes at `position`; `None` if the frame ends before, or has no such header.
     fn bytes<const N: usize>(&self, position: Position) -> Option<[u8; N]>;
 
+    /// Length of the frame, from its link-layer header.
+    fn length(&self) -> u32;
+
     /// `value`, without the verifier knowing which it is: it walks once through what follows, not once for each.
     fn any(&self, value: u32) -> u32;
 }
@@ -76,6 +80,8 @@ pub trait Frame {
 pub enum Kind {
     /// A TCP header.
     Tcp,
+    /// A UDP header of a datagram to port 53 that is no fragment; only [`parse_with_dns`] tells.
+    Dns,
     /// Another protocol, or a later fragment, which holds no header.
     Other,
     /// TCP by its protocol number, but without a header that can be read; or headers that hide what follows.
@@ -85,7 +91,8 @@ pub enum Kind {
 /// The headers of a frame.
 ///
 /// Not an enum with a payload: the verifier refuses to copy what was never written, so every field is set whatever the
-/// kind. Those after `kind` are zero unless it is [`Kind::Tcp`].
+/// kind. Those after `kind` are zero unless it is [`Kind::Tcp`] or
+/// [`Kind::Dns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// What the frame holds.
@@ -98,7 +105,7 @@ pub struct Packet {
     pub source_port: u16,
     /// Destination port, host order.
     pub destination_port: u16,
-    /// TCP flags, as on the wire.
+    /// TCP flags, as on the wire; zero for [`Kind::Dns`].
     pub flags: u8,
 }
 
@@ -115,6 +122,17 @@ impl Packet {
     #[inline(always)]
     pub const fn opens(&self) -> bool {
         self.flags & (SYN | ACK) == SYN
+    }
+
+    /// How long its link-layer header is, by the length that its IP header says; `None` if the frame ends before.
+    #[inline(always)]
+    pub fn link_length(&self, frame: &impl Frame) -> Option<u32> {
+        let (at, rest) = match self.family {
+            Family::V4 => (2, 0),
+            Family::V6 => (4, 40),
+        };
+        let length = u32::from(u16::from_be_bytes(frame.bytes(self.network.plus(at))?)) + rest;
+        Some(frame.length().wrapping_sub(length))
     }
 
     /// Both ends as its receiver names them; `None` if the frame ends before, which [`parse`] has ruled out for TCP.
@@ -135,6 +153,17 @@ impl Packet {
 /// Reads the headers of `frame` up to that of TCP.
 #[inline(always)]
 pub fn parse(frame: &impl Frame) -> Packet {
+    parse_up_to::<false>(frame)
+}
+
+/// The same, and tells DNS queries.
+#[inline(always)]
+pub fn parse_with_dns(frame: &impl Frame) -> Packet {
+    parse_up_to::<true>(frame)
+}
+
+#[inline(always)]
+fn parse_up_to<const WITH_DNS: bool>(frame: &impl Frame) -> Packet {
     let mut protocol = frame.protocol();
     let mut network = Position { origin: NETWORK, offset: 0 };
     if !matches!(protocol, ETHERTYPE_IPV4 | ETHERTYPE_IPV6) {
@@ -149,8 +178,8 @@ pub fn parse(frame: &impl Frame) -> Packet {
     }
     let network = Position { origin: frame.any(network.origin), offset: frame.any(network.offset) };
     match protocol {
-        ETHERTYPE_IPV4 => parse_v4(frame, network),
-        ETHERTYPE_IPV6 => parse_v6(frame, network),
+        ETHERTYPE_IPV4 => parse_v4::<WITH_DNS>(frame, network),
+        ETHERTYPE_IPV6 => parse_v6::<WITH_DNS>(frame, network),
         tag if is_vlan(tag) => Packet::MALFORMED,
         _ => Packet::OTHER,
     }
@@ -161,8 +190,16 @@ const fn is_vlan(protocol: u16) -> bool {
 }
 
 #[inline(always)]
-fn parse_v4(frame: &impl Frame, network: Position) -> Packet {
+fn parse_v4<const WITH_DNS: bool>(frame: &impl Frame, network: Position) -> Packet {
     let Some(header) = frame.bytes::<20>(network) else { return Packet::OTHER };
+    if WITH_DNS && header[9] == UDP {
+        // Neither a later fragment nor the first of several.
+        if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
+            return Packet::OTHER;
+        }
+        let length = u32::from(header[0] & 0x0f) * 4;
+        return parse_dns(frame, Family::V4, network, network.plus(length));
+    }
     if header[9] != TCP {
         return Packet::OTHER;
     }
@@ -179,8 +216,12 @@ fn parse_v4(frame: &impl Frame, network: Position) -> Packet {
 }
 
 #[inline(always)]
-fn parse_v6(frame: &impl Frame, network: Position) -> Packet {
+fn parse_v6<const WITH_DNS: bool>(frame: &impl Frame, network: Position) -> Packet {
     let Some(header) = frame.bytes::<40>(network) else { return Packet::OTHER };
+    // No resolver asks with extension headers.
+    if WITH_DNS && header[6] == UDP {
+        return parse_dns(frame, Family::V6, network, network.plus(40));
+    }
     let (mut next, mut at) = (header[6], network.plus(40));
     for _ in 0..=MAX_EXTENSIONS {
         if next == TCP {
@@ -220,6 +261,17 @@ fn parse_tcp(frame: &impl Frame, family: Family, network: Position, at: Position
         destination_port: u16::from_be_bytes([header[2], header[3]]),
         flags: header[13],
     }
+}
+
+#[inline(always)]
+fn parse_dns(frame: &impl Frame, family: Family, network: Position, at: Position) -> Packet {
+    let Some([a, b, c, d]) = frame.bytes::<4>(at) else { return Packet::OTHER };
+    let destination_port = u16::from_be_bytes([c, d]);
+    if destination_port != DNS_PORT {
+        return Packet::OTHER;
+    }
+    let source_port = u16::from_be_bytes([a, b]);
+    Packet { kind: Kind::Dns, family, network, source_port, destination_port, flags: 0 }
 }
 
 #[inline(always)]

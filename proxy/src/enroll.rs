@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use culvert_capture::{CaptureError, Listener, Node, Pod, Role};
+use culvert_capture::{CaptureError, Listener, Node, Pod, Role, Settings};
 use culvert_carry::{
     dial::Dialer,
     hbone::{Pool, PoolOptions, server::Phase},
@@ -242,7 +242,7 @@ impl Enrolment {
         let enrolled = self.tasks.blocking(move || {
             // Two watches would take each other's filters for somebody else's.
             before.iter().for_each(Pod::leave);
-            (node.enroll(&inside), before)
+            (node.enroll(&inside, &Settings::default()), before)
         });
         let (pod, before) = match enrolled.await {
             Ok(done) => done,
@@ -415,7 +415,8 @@ async fn accept(listener: Listener, context: Arc<PodContext>, tasks: Tasks) {
         };
         let context = Arc::clone(&context);
         match listener.role() {
-            Role::Outbound => tasks.spawn(outbound::carry(context, captured)),
+            // No DNS server of ours is asked: the one that the pod named is reached like any other host.
+            Role::Outbound | Role::Dns => tasks.spawn(outbound::carry(context, captured)),
             Role::Inbound => tasks.spawn(inbound::plaintext(context, captured)),
             Role::Hbone => tasks.spawn(inbound::hbone(context, captured)),
         }

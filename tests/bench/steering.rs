@@ -13,7 +13,9 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use culvert_capture::{BpfLog, Listener, Node, NodeOptions, ProbeCgroup, Role, Steering, WhenDown};
+use culvert_capture::{
+    BpfLog, Listener, Node, NodeOptions, ProbeCgroup, Role, Settings, Steering, WhenDown,
+};
 use culvert_sys::{cgroup::Hierarchy, netns::Netns};
 use culvert_tests::{netns, poll, process::Process, topology::Topology};
 use nix::sys::signal::Signal;
@@ -201,7 +203,8 @@ pub(crate) fn serve(options: &Serve) -> Result<()> {
 
 /// Captures the pod; of its listeners only the one for its own IPv4 connections is of use here.
 fn outbound(node: &Node, netns: &Path) -> Result<Listener> {
-    let mut listeners = node.enroll(&Netns::open(netns)?)?.take_listeners().into_iter();
+    let mut pod = node.enroll(&Netns::open(netns)?, &Settings::default())?;
+    let mut listeners = pod.take_listeners().into_iter();
     listeners.find(|listener| listener.role() == Role::Outbound).context("no outbound listener")
 }
 

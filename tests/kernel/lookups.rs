@@ -20,6 +20,7 @@ use crate::{
     netns::{OWN_V4, OWN_V6},
     objects,
     outcomes::Outcomes,
+    settings,
     test_run::{self, Answer},
 };
 
@@ -44,6 +45,7 @@ fn check(when_down: &str, mut pod: Ebpf, faults: &mut Vec<String>) {
         let lookup = Lookup::parse(&fixture);
         for expectation in fixture.expectations_of(when_down) {
             listeners.arrange(expectation.setting("listeners", "absent"));
+            settings::set(&mut pod, expectation.setting("settings", ""));
             set_exemption(&mut pod, &lookup, expectation.setting("exempt", "no"));
             let got = match run(&pod, &outcomes, &listeners, &lookup) {
                 Ok(got) => got,
@@ -89,14 +91,18 @@ impl Listeners {
     pub(crate) fn of(object: &mut Ebpf) -> Self {
         let slots = object.take_map(maps::LISTENERS).unwrap().try_into().unwrap();
         let sockets = [
-            (Slot::OutboundV4, Domain::IPV4),
-            (Slot::OutboundV6, Domain::IPV6),
-            (Slot::InboundV4, Domain::IPV4),
-            (Slot::InboundV6, Domain::IPV6),
-            (Slot::HboneV4, Domain::IPV4),
-            (Slot::HboneV6, Domain::IPV6),
+            (Slot::OutboundV4, Domain::IPV4, Type::STREAM),
+            (Slot::OutboundV6, Domain::IPV6, Type::STREAM),
+            (Slot::InboundV4, Domain::IPV4, Type::STREAM),
+            (Slot::InboundV6, Domain::IPV6, Type::STREAM),
+            (Slot::HboneV4, Domain::IPV4, Type::STREAM),
+            (Slot::HboneV6, Domain::IPV6, Type::STREAM),
+            (Slot::DnsTcpV4, Domain::IPV4, Type::STREAM),
+            (Slot::DnsTcpV6, Domain::IPV6, Type::STREAM),
+            (Slot::DnsUdpV4, Domain::IPV4, Type::DGRAM),
+            (Slot::DnsUdpV6, Domain::IPV6, Type::DGRAM),
         ];
-        let sockets = sockets.map(|(slot, domain)| (slot, listen(domain)));
+        let sockets = sockets.map(|(slot, domain, kind)| (slot, listen(domain, kind)));
         Self { slots, sockets: sockets.into() }
     }
 
@@ -121,14 +127,16 @@ impl Listeners {
     }
 }
 
-fn listen(domain: Domain) -> Socket {
-    let socket = Socket::new(domain, Type::STREAM, None).unwrap();
+fn listen(domain: Domain, kind: Type) -> Socket {
+    let socket = Socket::new(domain, kind, None).unwrap();
     let any: SocketAddr = match domain {
         Domain::IPV4 => "127.0.0.1:0".parse().unwrap(),
         _ => "[::1]:0".parse().unwrap(),
     };
     socket.bind(&any.into()).unwrap();
-    socket.listen(1).unwrap();
+    if kind == Type::STREAM {
+        socket.listen(1).unwrap();
+    }
     socket
 }
 

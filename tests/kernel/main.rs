@@ -13,6 +13,7 @@ mod netns;
 mod objects;
 mod outcomes;
 mod packets;
+mod settings;
 mod sockets;
 mod steering;
 mod test_run;

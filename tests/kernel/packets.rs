@@ -13,12 +13,13 @@ use crate::{
     lookups::{Listeners, exemptions, flow, own_addresses},
     objects,
     outcomes::Outcomes,
-    test_run,
+    settings, test_run,
 };
 
 /// `linux/pkt_cls.h`.
 const TC_ACT_UNSPEC: i32 = -1;
 const TC_ACT_SHOT: i32 = 2;
+const TC_ACT_REDIRECT: i32 = 7;
 
 #[test]
 fn recorded_frames_get_their_verdict_and_are_counted() {
@@ -45,6 +46,7 @@ fn check(when_down: &str, mut pod: Ebpf, faults: &mut Vec<String>) {
         let frame = frame(&fixture);
         for expectation in fixture.expectations_of(when_down) {
             listeners.arrange(expectation.setting("listeners", "absent"));
+            settings::set(&mut pod, expectation.setting("settings", ""));
             set_owner(&mut pod, expectation.setting("owner", "app"));
             let exempt = exemption(expectation);
             if let Some(flow) = exempt {
@@ -79,6 +81,7 @@ fn run(pod: &Ebpf, outcomes: &Outcomes, expectation: &Expectation, frame: &[u8])
     let verdict = match verdict.cast_signed() {
         TC_ACT_UNSPEC => "pass".to_owned(),
         TC_ACT_SHOT => "drop".to_owned(),
+        TC_ACT_REDIRECT => "redirect".to_owned(),
         other => other.to_string(),
     };
     Outcome { verdict, counted }

@@ -23,6 +23,7 @@ use crate::{
     netns::{self, OWN_V4, OWN_V6},
     objects,
     outcomes::Outcomes,
+    settings,
 };
 
 /// What a socket is before `connect()`.
@@ -39,13 +40,15 @@ const fn dial(to: &'static str, mark: u32) -> Dial {
 fn check(dial: &Dial, mark: u32, counted: &[&str]) {
     if objects::available() {
         for program in objects::marking_programs() {
-            check_under(program, dial, mark, counted);
+            check_under(program, "", dial, mark, counted);
         }
     }
 }
 
-fn check_under(program: &str, dial: &Dial, mark: u32, counted: &[&str]) {
-    in_enrolled_pod(program, |steering| {
+fn check_under(program: &str, settings: &str, dial: &Dial, mark: u32, counted: &[&str]) {
+    in_pod(program, |steering| {
+        steering.enroll();
+        settings::set(&mut steering.node, settings);
         steering.tree.enter("app");
         let mut socket = None;
         let got = steering.outcomes.of_work(|| socket = Some(connect(dial)));
@@ -111,7 +114,7 @@ fn loopback_is_local_in_every_spelling() {
         let counted: &[&str] =
             if *program == "mark_connect" { &["mark_connect/local"] } else { &[] };
         for to in ["127.0.0.1:9", "127.9.9.9:9", "[::1]:9", "[::ffff:127.0.0.1]:9"] {
-            check_under(program, &dial(to, 0), 0, counted);
+            check_under(program, "", &dial(to, 0), 0, counted);
         }
     }
 }
@@ -120,6 +123,39 @@ fn loopback_is_local_in_every_spelling() {
 fn a_stale_capture_mark_is_cleared_for_a_local_destination() {
     for to in ["10.0.0.7:9", "[fd00::7]:9", "[::ffff:10.0.0.7]:9"] {
         check(&dial(to, 0x8_0111), 0x8_0000, &["mark_connect/cleared"]);
+    }
+}
+
+#[test]
+fn what_the_pod_excludes_is_neither_marked_nor_unbound() {
+    if !objects::available() {
+        return;
+    }
+    let excluded: &[&str] = &["mark_connect/excluded"];
+    let marked: &[&str] = &["mark_connect/marked"];
+    let (v4, mapped, v6) = ("198.51.100.10:80", "[::ffff:198.51.100.10]:80", "[2001:db8::10]:80");
+    for program in objects::marking_programs() {
+        for (settings, to, counted) in [
+            ("outbound-port:80", v4, excluded),
+            ("outbound-port:80", v6, excluded),
+            ("outbound-port:81,inbound-port:80,bypass-inbound", v4, marked),
+            ("network:198.51.100.0/24", v4, excluded),
+            ("network:198.51.100.0/24", mapped, excluded),
+            ("network:198.51.101.0/24", v4, marked),
+            ("network:0.0.0.0/0", v4, excluded),
+            ("network:0.0.0.0/0", v6, marked),
+            ("network:2001-db8--/32", v6, excluded),
+            ("network:--/0,network:!--ffff-0-0/96", v6, excluded),
+            ("network:--/0,network:!--ffff-0-0/96", v4, marked),
+            ("own-address", v4, excluded),
+            ("own-address", v6, excluded),
+            ("interface:2", v4, marked),
+        ] {
+            let mark = if counted == excluded { 0 } else { 0x111 };
+            for (before, device) in [(0, None), (0x111, Some("eth0"))] {
+                check_under(program, settings, &Dial { to, mark: before, device }, mark, counted);
+            }
+        }
     }
 }
 
@@ -335,7 +371,7 @@ impl Steering {
 
     fn enroll(&mut self) {
         let cookie = Netns::current().unwrap().cookie().unwrap();
-        let pod = Pod { id: objects::POD_ID, flags: 0 };
+        let pod = Pod { id: objects::POD_ID };
         for own in [OWN_V4, OWN_V6] {
             let addr = mapped(own.parse().unwrap());
             insert(&mut self.node, maps::ADDRS, PodAddr { pod: pod.id, addr }, 1_u8);

@@ -265,8 +265,9 @@ impl Pod {
 
     fn listen(&mut self, slot: Slot) -> TcpListener {
         let any = match slot {
-            Slot::OutboundV4 | Slot::InboundV4 | Slot::HboneV4 => at("0.0.0.0", 0),
-            Slot::OutboundV6 | Slot::InboundV6 | Slot::HboneV6 => at("::", 0),
+            Slot::OutboundV4 | Slot::InboundV4 | Slot::HboneV4 | Slot::DnsTcpV4 => at("0.0.0.0", 0),
+            Slot::OutboundV6 | Slot::InboundV6 | Slot::HboneV6 | Slot::DnsTcpV6 => at("::", 0),
+            Slot::DnsUdpV4 | Slot::DnsUdpV6 => panic!("{slot:?} holds no listener"),
         };
         let options = ListenOptions { transparent: true, reuse_port: false, backlog: 16 };
         let listener = listen(any, options).unwrap();

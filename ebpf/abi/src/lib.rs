@@ -9,7 +9,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Version of everything in this crate; it names the bpffs folder that the maps are pinned under.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// The bits of a packet or socket mark that culvert reads and writes; all others belong to whoever set them.
 pub const MARK_MASK: u32 = 0xfff;
@@ -23,6 +23,9 @@ pub const MARK_DELIVERY: u32 = 0x53a;
 /// The HBONE port, terminated by the proxy in every enrolled pod.
 pub const HBONE_PORT: u16 = 15008;
 
+/// The port of DNS.
+pub const DNS_PORT: u16 = 53;
+
 /// An IPv6 address, or an IPv4 address in its v4-mapped form (RFC 4291 §2.5.5.2), in network order.
 ///
 /// Aligned to words, because BPF copies what is not byte by byte.
@@ -30,7 +33,8 @@ pub const HBONE_PORT: u16 = 15008;
 #[repr(C, align(4))]
 pub struct Addr(pub [u8; 16]);
 
-/// Key of [`maps::ADDRS`]: an address that a pod's network namespace owns.
+/// Key of [`maps::ADDRS`]: an address that a pod's network namespace owns. Its value is [`ADDR_CAPTURED`] or
+/// [`ADDR_EXCLUDED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct PodAddr {
@@ -46,8 +50,86 @@ pub struct PodAddr {
 pub struct Pod {
     /// Inode number of the pod's network namespace, unique among namespaces that exist.
     pub id: u32,
-    /// Reserved for per-pod settings; zero.
+}
+
+/// Value of [`maps::ADDRS`]: the address of an interface whose connections are captured.
+pub const ADDR_CAPTURED: u8 = 1;
+
+/// Value of [`maps::ADDRS`]: the address of interfaces that the pod excludes from capture.
+pub const ADDR_EXCLUDED: u8 = 2;
+
+/// Value of [`maps::SETTINGS`]: what differs for a pod from [`Self::NONE`], which a pod without an entry has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Settings {
+    /// The constants of this type, or-ed.
     pub flags: u32,
+}
+
+impl Settings {
+    /// Everything is captured but DNS.
+    pub const NONE: Self = Self { flags: 0 };
+    /// DNS queries of the pod are captured, by UDP and by TCP.
+    pub const CAPTURE_DNS: u32 = 1;
+    /// Plaintext to the pod reaches the application; port 15008 is captured still.
+    pub const BYPASS_INBOUND: u32 = 2;
+    /// [`maps::EXCLUSIONS`] has ports of the pod.
+    pub const INBOUND_PORTS: u32 = 4;
+    /// [`maps::EXCLUSIONS`] has ports that the pod dials.
+    pub const OUTBOUND_PORTS: u32 = 8;
+    /// [`maps::EXCLUDED_CIDRS`] has networks that the pod dials.
+    pub const OUTBOUND_CIDRS: u32 = 16;
+    /// [`maps::EXCLUSIONS`] has interfaces of the pod.
+    pub const INTERFACES: u32 = 32;
+    /// What virtual interfaces of the pod bring in is captured as the pod's own.
+    pub const REROUTES: u32 = 64;
+
+    /// Whether a flag is set.
+    #[must_use]
+    pub const fn has(self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Key of [`maps::EXCLUSIONS`]: a port or an interface whose connections a pod keeps out of capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Exclusion {
+    /// The pod, as [`Pod::id`].
+    pub pod: u32,
+    /// What `value` is: a constant of this type.
+    pub kind: u32,
+    /// A port in host order, or the index of an interface.
+    pub value: u32,
+}
+
+impl Exclusion {
+    /// A port of the pod.
+    pub const INBOUND_PORT: u32 = 0;
+    /// A port that the pod dials.
+    pub const OUTBOUND_PORT: u32 = 1;
+    /// An interface of the pod.
+    pub const INTERFACE: u32 = 2;
+}
+
+/// Key of [`maps::EXCLUDED_CIDRS`], as `struct bpf_lpm_trie_key` wants it: a network that a pod dials without capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct PodNetwork {
+    /// How many bits of what follows are compared: all of `pod`, and the prefix of `addr`.
+    pub bits: u32,
+    /// The pod, as [`Pod::id`].
+    pub pod: u32,
+    /// The network, or an address that is looked up.
+    pub addr: Addr,
+}
+
+impl PodNetwork {
+    /// [`Self::bits`] that compare `prefix` bits of the address.
+    #[must_use]
+    pub const fn bits(prefix: u8) -> u32 {
+        u32::BITS + prefix as u32
+    }
 }
 
 /// Key of [`maps::EXEMPT`]: a connection that reaches the application without capture, as the pod sees it.
@@ -100,11 +182,19 @@ pub enum Slot {
     HboneV4 = 4,
     /// HBONE connections to the pod, IPv6.
     HboneV6 = 5,
+    /// Connections of the pod to name servers, IPv4.
+    DnsTcpV4 = 6,
+    /// Connections of the pod to name servers, IPv6.
+    DnsTcpV6 = 7,
+    /// Datagrams of the pod to name servers, IPv4.
+    DnsUdpV4 = 8,
+    /// Datagrams of the pod to name servers, IPv6.
+    DnsUdpV6 = 9,
 }
 
 impl Slot {
     /// Number of slots, hence the size of the SOCKMAP.
-    pub const COUNT: u32 = 6;
+    pub const COUNT: u32 = 10;
 }
 
 /// Names of maps, pins and programs. Operators see them in `bpftool`, so each is at most 15 bytes.
@@ -114,8 +204,16 @@ pub mod maps {
     /// `HASH<Addr, Pod>`: the same by address, to know what kubelet probes, and for kernels whose sockops cannot read a
     /// netns cookie (before 5.15).
     pub const PODS_BY_ADDR: &str = "pods_by_addr";
-    /// `HASH<PodAddr, u8>`: every address of every enrolled pod.
+    /// `HASH<PodAddr, u8>`: every address of every enrolled pod, and whether it is excluded.
     pub const ADDRS: &str = "addrs";
+    /// `HASH<u32 pod, Settings>`: settings of enrolled pods.
+    pub const SETTINGS: &str = "settings";
+    /// `HASH<Exclusion, u8>`: ports and interfaces that pods keep out of capture.
+    pub const EXCLUSIONS: &str = "exclusions";
+    /// `LPM_TRIE<PodNetwork, u8>`: 1 for networks that pods dial without capture, 0 for one within that is captured.
+    pub const EXCLUDED_CIDRS: &str = "excluded_cidrs";
+    /// `SK_STORAGE<u32>`: 1 for sockets of pods whose SYN leaves without capture because a setting says so.
+    pub const BYPASS: &str = "bypass";
     /// `LRU_HASH<Flow, u8>`: connections in their handshake that bypass inbound capture.
     pub const EXEMPT: &str = "exempt";
     /// `SK_STORAGE<u32>`: sockets that the proxy itself dialled.
@@ -214,12 +312,31 @@ outcomes! {
     ProbeFailed = 26, "mark_probe", "failed";
     /// The kernel refused to set `SO_REUSEADDR`: the application is told if its port is taken.
     ReuseFailed = 27, "reuse_bind", "failed";
+    /// The pod excludes the destination, or the interface: left alone.
+    MarkExcluded = 28, "mark_connect", "excluded";
+    /// A DNS query, or a connection for queries, was given to the DNS server.
+    PickDns = 29, "pick_listener", "dns";
+    /// The pod takes the plaintext connection itself: it went to the application.
+    PickExcluded = 30, "pick_listener", "excluded";
+    /// A SYN or a DNS query left the pod, which excludes its destination or this interface.
+    GuardExcluded = 31, "guard", "excluded";
+    /// A DNS query was sent to `lo`.
+    GuardDns = 32, "guard", "dns";
+    /// A DNS query was dropped because no DNS server was there.
+    GuardDnsHeld = 33, "guard", "dns_held";
+    /// A DNS query left the pod, because the proxy is gone and the node is open then.
+    GuardDnsOpen = 34, "guard", "dns_open";
+    /// A DNS query could not be rewritten and was dropped.
+    GuardDnsFailed = 35, "guard", "dns_failed";
 }
 
 const _: () = {
     assert!(size_of::<Addr>() == 16);
     assert!(size_of::<PodAddr>() == 20);
-    assert!(size_of::<Pod>() == 8);
+    assert!(size_of::<Pod>() == 4);
+    assert!(size_of::<Settings>() == 4);
+    assert!(size_of::<Exclusion>() == 12);
+    assert!(size_of::<PodNetwork>() == 24);
     assert!(size_of::<Flow>() == 36);
     assert!(size_of::<Saved>() == 4);
 };
@@ -239,7 +356,7 @@ macro_rules! pod {
 }
 
 #[cfg(feature = "user")]
-pod!(Addr, PodAddr, Pod, Flow, Saved);
+pod!(Addr, PodAddr, Pod, Settings, Exclusion, PodNetwork, Flow, Saved);
 
 #[cfg(test)]
 mod tests {

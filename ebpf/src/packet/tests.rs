@@ -18,6 +18,10 @@ impl Frame for Vec<u8> {
         read(self, position, 14)
     }
 
+    fn length(&self) -> u32 {
+        self.len().try_into().unwrap()
+    }
+
     fn any(&self, value: u32) -> u32 {
         value
     }
@@ -39,6 +43,10 @@ impl Frame for Noted {
         read(&self.data, position, self.link)
     }
 
+    fn length(&self) -> u32 {
+        self.data.len().try_into().unwrap()
+    }
+
     fn any(&self, value: u32) -> u32 {
         value
     }
@@ -53,7 +61,6 @@ fn read<const N: usize>(data: &[u8], position: Position, link: u32) -> Option<[u
     data.get(start..start + N)?.try_into().ok()
 }
 
-const UDP: u8 = 17;
 const ESP: u8 = 50;
 const TCP_SYN: [u8; 20] =
     [0x9c, 0x40, 0x1f, 0x90, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, SYN, 0xff, 0xff, 0, 0, 0, 0];
@@ -250,4 +257,50 @@ fn ends_are_named_by_the_receiver() {
         assert_eq!(connection.local, Endpoint { addr: addr(local), port: 8080 });
         assert_eq!(connection.remote, Endpoint { addr: addr(remote), port: 40000 });
     }
+}
+
+#[test]
+fn a_dns_query_is_told_where_it_is_asked_for() {
+    let query = [0x9c, 0x40, 0, 53, 0, 12, 0, 0, 1, 2, 3, 4];
+    let other = [0x9c, 0x40, 1, 187, 0, 12, 0, 0, 1, 2, 3, 4];
+    let sized_v4 = |fragment, payload: &[u8]| {
+        let mut header = ipv4(5, fragment, UDP);
+        let length = u16::try_from(20 + payload.len()).unwrap();
+        header[2..4].copy_from_slice(&length.to_be_bytes());
+        ethernet(&[8, 0], &[&header, payload])
+    };
+    let sized_v6 = |payload: &[u8]| {
+        let mut header = ipv6(UDP);
+        let length = u16::try_from(payload.len()).unwrap();
+        header[4..6].copy_from_slice(&length.to_be_bytes());
+        ethernet(&[0x86, 0xdd], &[&header, payload])
+    };
+    for frame in [sized_v4(0, &query), sized_v4(0x4000, &query), sized_v6(&query)] {
+        assert_eq!(parse(&frame).kind, Kind::Other);
+        let packet = parse_with_dns(&frame);
+        assert_eq!((packet.kind, packet.destination_port), (Kind::Dns, 53));
+        assert_eq!(packet.source_port, 40000);
+        assert_eq!(packet.link_length(&frame), Some(14));
+        assert!(!packet.opens());
+    }
+    let no_query = [
+        sized_v4(0, &other),
+        sized_v6(&other),
+        // The first of several fragments, a later one, and a frame that ends before the ports.
+        sized_v4(0x2000, &query),
+        sized_v4(0x0008, &query),
+        sized_v4(0, &query[..3]),
+    ];
+    for frame in no_query {
+        assert_eq!(parse_with_dns(&frame).kind, Kind::Other);
+    }
+}
+
+#[test]
+fn a_frame_without_ethernet_has_a_link_of_no_length() {
+    let mut data = ipv4(5, 0, UDP);
+    data[2..4].copy_from_slice(&32_u16.to_be_bytes());
+    data.extend_from_slice(&[0x9c, 0x40, 0, 53, 0, 12, 0, 0, 1, 2, 3, 4]);
+    let frame = Noted { protocol: 0x0800, link: 0, data };
+    assert_eq!(parse_with_dns(&frame).link_length(&frame), Some(0));
 }

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use aya::{
     maps::{Map, MapData, SockMap},
     programs::{ProgramError, SkLookup, links::FdLink},
@@ -21,7 +22,9 @@ use culvert_sys::{bpf, netns::Netns};
 use crate::{
     cleanup::find_netns,
     counts::Counts,
+    dns::{self, DnsSocket},
     error::{CaptureError, InNetns as _, chain},
+    exclusions::Entries,
     hooks::{Existing, FilterProgram, Inside, Programs},
     interfaces::{Interfaces, look_into},
     listeners::{self, Listener},
@@ -30,30 +33,37 @@ use crate::{
     object::{self, Loader, programs},
     pins::{PodPins, pin_error},
     pod::{Addresses, Changes, Inner, Pod, Steered, sync_routing},
-    removal, settings,
-    upkeep::Upkeep,
+    removal,
+    settings::Settings,
+    sysctls,
+    upkeep::{Held, Upkeep},
 };
 
 /// Within this time a `connect()` has sent its SYN.
 const IN_FLIGHT: Duration = Duration::from_millis(50);
 
 /// Opens the pod's listeners where someone else's rules redirect to.
-pub(crate) fn redirect(netns: &Netns, counts: &Arc<Counts>) -> Result<Pod, CaptureError> {
+pub(crate) fn redirect(
+    netns: &Netns,
+    settings: &Settings,
+    counts: &Arc<Counts>,
+) -> Result<Pod, CaptureError> {
     let id = netns.inode();
     let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
     let (_, now) = look_into(netns)?;
     let addresses = Addresses::default();
-    addresses.set(&now);
+    addresses.set(&now, settings);
     let listeners = listeners::open(netns, Steering::Redirect, &addresses)?;
-    let counts = Arc::clone(counts);
-    let inner = Inner { id, netns: netns.clone(), addresses, counts, steered: None };
-    Ok(Pod::new(Arc::new(inner), listeners, changes))
+    let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings.clone()));
+    let inner = Inner { id, netns: netns.clone(), addresses, counts, settings, steered: None };
+    Ok(Pod::new(Arc::new(inner), listeners, Vec::new(), changes))
 }
 
 /// Captures the pod. What this call did is undone when a step fails; what a process before did is not.
 pub(crate) fn enroll(
     node: &Loaded,
     netns: &Netns,
+    settings: &Settings,
     counts: &Arc<Counts>,
 ) -> Result<Pod, CaptureError> {
     let id = netns.inode();
@@ -67,7 +77,7 @@ pub(crate) fn enroll(
     }
     let cookie = netns.cookie().in_netns(id, "read the cookie")?;
     let adopted = pins.is_attached() && node.maps.lock().is_committed(id, cookie);
-    let enrolled = install(node, netns, counts, &pins, cookie);
+    let enrolled = install(node, netns, settings, counts, &pins, cookie);
     if enrolled.is_err()
         && !adopted
         && let Err(error) = removal::remove(Some(&node.maps), &pins, Some(netns))
@@ -80,6 +90,7 @@ pub(crate) fn enroll(
 fn install(
     node: &Loaded,
     netns: &Netns,
+    settings: &Settings,
     counts: &Arc<Counts>,
     pins: &PodPins,
     cookie: Option<u64>,
@@ -87,7 +98,9 @@ fn install(
     let id = netns.inode();
     if !pins.exists() {
         // Of a pod that had the inode number before, if any.
-        node.maps.lock().forget_saved(id)?;
+        let mut maps = node.maps.lock();
+        maps.forget_saved(id)?;
+        maps.forget_settings(id)?;
     }
     pins.make()?;
     if let Some(probes) = &node.probes {
@@ -97,11 +110,13 @@ fn install(
     // Before the first reading: a change in between is seen by the watch.
     let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
     let (mut rtnl, now) = look_into(netns)?;
-    let tracked = claim_addresses(node, id, &now)?;
+    let excluded = now.addresses_of_only(&settings.exclude_interfaces);
+    let tracked = claim_addresses(node, id, &now, &excluded)?;
 
     let addresses = Addresses::default();
-    addresses.set(&now);
+    addresses.set(&now, settings);
     let listeners = listeners::open(netns, Steering::Ebpf, &addresses)?;
+    let queries = dns::open(netns, &addresses)?;
     let mut object = node.loader.lock().unwrap_or_else(PoisonError::into_inner).load_pod(pins)?;
     let sock_map = object.take_map(names::LISTENERS);
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
@@ -119,10 +134,12 @@ fn install(
         },
         upkeep: Mutex::default(),
     };
-    fill_slots(sock_map, &listeners)?;
+    fill_slots(sock_map, &listeners, &queries)?;
+    let mut entries = node.maps.lock().settings(id)?;
+    node.maps.lock().change_settings(id, &mut entries, &Entries::of(settings, &now))?;
 
-    save_settings(node, netns)?;
-    settings::write(netns, settings::WANTED).in_netns(id, "write the sysctls")?;
+    save_sysctls(node, netns)?;
+    sysctls::write(netns, sysctls::WANTED).in_netns(id, "write the sysctls")?;
     sync_routing(id, &mut rtnl, &now)?;
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     let captured_before = pins.is_attached();
@@ -141,10 +158,12 @@ fn install(
     steered.attach_guards(inside, Existing::Replace)?;
 
     // What is left over is counted at the watch's first look.
-    *steered.upkeep() = Upkeep::new(&now, tracked, contested);
-    let counts = Arc::clone(counts);
-    let inner = Inner { id, netns: netns.clone(), addresses, counts, steered: Some(steered) };
-    Ok(Pod::new(Arc::new(inner), listeners, changes))
+    *steered.upkeep() =
+        Upkeep::new(&now, Held { addresses: tracked, contested, excluded, entries });
+    let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings.clone()));
+    let steered = Some(steered);
+    let inner = Inner { id, netns: netns.clone(), addresses, counts, settings, steered };
+    Ok(Pod::new(Arc::new(inner), listeners, queries, changes))
 }
 
 #[expect(clippy::disallowed_methods, reason = "enrolment blocks a thread that may")]
@@ -158,6 +177,7 @@ fn claim_addresses(
     node: &Loaded,
     id: u32,
     now: &Interfaces,
+    excluded: &BTreeSet<IpAddr>,
 ) -> Result<BTreeSet<IpAddr>, CaptureError> {
     let shared = node.maps.lock().shared_with(id, &now.owned())?;
     for (other, address) in shared {
@@ -179,7 +199,7 @@ fn claim_addresses(
         maps.remove_by_address(id, *ip)?;
         maps.remove_address(id, *ip)?;
     }
-    tracked.iter().try_for_each(|ip| maps.add_address(id, *ip))?;
+    tracked.iter().try_for_each(|ip| maps.add_address(id, *ip, excluded.contains(ip)))?;
     Ok(tracked)
 }
 
@@ -188,7 +208,11 @@ fn is_known_by(netns: &Netns, address: IpAddr) -> bool {
 }
 
 /// Puts each listener into its slot, in place of a predecessor's.
-fn fill_slots(map: Option<Map>, listeners: &[Listener]) -> Result<(), CaptureError> {
+fn fill_slots(
+    map: Option<Map>,
+    listeners: &[Listener],
+    queries: &[DnsSocket],
+) -> Result<(), CaptureError> {
     let absent = || aya::maps::MapError::KeyNotFound;
     let map = map.ok_or_else(absent).map_err(failed("find", names::LISTENERS))?;
     let mut slots: SockMap<MapData> = map.try_into().map_err(failed("adopt", names::LISTENERS))?;
@@ -197,17 +221,22 @@ fn fill_slots(map: Option<Map>, listeners: &[Listener]) -> Result<(), CaptureErr
             .set(listener.slot() as u32, listener.as_raw(), 0)
             .map_err(failed("insert into", names::LISTENERS))?;
     }
+    for socket in queries {
+        slots
+            .set(socket.slot() as u32, socket.as_raw(), 0)
+            .map_err(failed("insert into", names::LISTENERS))?;
+    }
     Ok(())
 }
 
 /// Writes down what the namespace held before, once: an adopted one holds our own values.
-fn save_settings(node: &Loaded, netns: &Netns) -> Result<(), CaptureError> {
+fn save_sysctls(node: &Loaded, netns: &Netns) -> Result<(), CaptureError> {
     let id = netns.inode();
     let mut maps = node.maps.lock();
     if maps.saved(id)?.is_some() {
         return Ok(());
     }
-    maps.save(id, settings::read(netns).in_netns(id, "read the sysctls")?)
+    maps.save(id, sysctls::read(netns).in_netns(id, "read the sysctls")?)
 }
 
 /// Puts the pod's `sk_lookup` program back, whose link somebody has detached or unpinned. Its listeners are in their slots

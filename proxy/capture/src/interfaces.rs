@@ -7,6 +7,7 @@ use std::{
 };
 
 use culvert_sys::netns::Netns;
+use ipnet::IpNet;
 use rtnetlink::packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
@@ -60,6 +61,8 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 struct Address {
     ip: IpAddr,
+    /// How much of it the link has in common.
+    prefix: u8,
     interface: u32,
     standing: Standing,
 }
@@ -133,6 +136,27 @@ impl Interfaces {
         }
         let left_over = owned.len() - tracked.len();
         (tracked, left_over)
+    }
+
+    /// Addresses that only interfaces of these names have.
+    pub(crate) fn addresses_of_only(&self, names: &BTreeSet<String>) -> BTreeSet<IpAddr> {
+        let named = self.indexes(names);
+        let (of, beside): (Vec<_>, Vec<_>) =
+            self.addresses.iter().partition(|address| named.contains(&address.interface));
+        let beside: BTreeSet<_> = beside.iter().map(|address| address.ip).collect();
+        of.iter().map(|address| address.ip).filter(|ip| !beside.contains(ip)).collect()
+    }
+
+    /// The networks that interfaces of these names are on.
+    pub(crate) fn networks_of(&self, names: &BTreeSet<String>) -> Vec<IpNet> {
+        let named = self.indexes(names);
+        let on = self.addresses.iter().filter(|address| named.contains(&address.interface));
+        on.filter_map(|address| IpNet::new(address.ip, address.prefix).ok()).collect()
+    }
+
+    fn indexes(&self, names: &BTreeSet<String>) -> BTreeSet<u32> {
+        let named = self.interfaces.iter().filter(|interface| names.contains(&interface.name));
+        named.map(|interface| interface.index).collect()
     }
 
     /// The address that a captured connection of the family starts from when the application has bound none.
@@ -211,7 +235,12 @@ fn address(message: &RouteNetlinkMessage) -> Option<Address> {
     }
     // On a point-to-point link `Address` is the other end's; elsewhere it is the only one that IPv6 sends.
     let ip = local.or(remote)?;
-    Some(Address { ip, interface: message.header.index, standing: standing(message, flags, ip) })
+    Some(Address {
+        ip,
+        prefix: message.header.prefix_len,
+        interface: message.header.index,
+        standing: standing(message, flags, ip),
+    })
 }
 
 fn standing(message: &AddressMessage, flags: AddressFlags, ip: IpAddr) -> Standing {
@@ -242,6 +271,7 @@ mod tests {
                 .iter()
                 .map(|(ip, interface, standing)| Address {
                     ip: ip.parse().unwrap(),
+                    prefix: if ip.contains(':') { 64 } else { 24 },
                     interface: *interface,
                     standing: *standing,
                 })
@@ -294,6 +324,22 @@ mod tests {
         {
             assert_eq!(tracked.contains(&ip.parse().unwrap()), wanted, "{ip}");
         }
+    }
+
+    #[test]
+    fn an_address_is_an_interfaces_alone_only_if_no_other_has_it() {
+        let all = interfaces(&[
+            ("10.0.0.5", 2, Standing::Primary),
+            ("fe80::2", 2, Standing::Unfit),
+            ("fe80::2", 1, Standing::Unfit),
+            ("10.9.9.9", 1, Standing::Primary),
+        ]);
+        let only = |name: &str| all.addresses_of_only(&BTreeSet::from([name.to_owned()]));
+        assert_eq!(only("eth0"), BTreeSet::from(["10.0.0.5".parse().unwrap()]));
+        assert_eq!(only("net1"), BTreeSet::new());
+        let networks = all.networks_of(&BTreeSet::from(["eth0".to_owned()]));
+        assert!(networks.iter().any(|net| net.contains(&"10.0.0.200".parse::<IpAddr>().unwrap())));
+        assert!(!networks.iter().any(|net| net.contains(&"10.0.1.1".parse::<IpAddr>().unwrap())));
     }
 
     #[test]

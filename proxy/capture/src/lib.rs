@@ -14,8 +14,10 @@
 mod attach;
 mod cleanup;
 mod counts;
+mod dns;
 mod enrolment;
 mod error;
+mod exclusions;
 mod filters;
 mod hooks;
 mod interfaces;
@@ -32,10 +34,12 @@ mod removal;
 mod routing;
 mod rtnl;
 mod settings;
+mod sysctls;
 mod tcx;
 mod upkeep;
 
 pub use cleanup::cleanup;
+pub use dns::{Dns, DnsSocket, Query};
 pub use error::{CaptureError, HostError};
 pub use listeners::{Captured, Listener, Role};
 pub use load::check_capabilities;
@@ -43,3 +47,4 @@ pub use logs::BpfLogs;
 pub use node::{BpfLog, Marking, Node, NodeOptions, Steering, WhenDown};
 pub use pod::{Addresses, Pod, Watch};
 pub use probes::ProbeCgroup;
+pub use settings::{MAX_ENTRIES, Settings, SettingsError};

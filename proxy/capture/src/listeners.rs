@@ -2,8 +2,8 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
-    os::fd::AsFd as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd,
     time::Duration,
 };
 
@@ -30,6 +30,7 @@ const UNREACHABLE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0,
 /// Istio's ports, where iptables rules redirect to.
 const REDIRECT_OUTBOUND: u16 = 15001;
 const REDIRECT_INBOUND: u16 = 15006;
+const REDIRECT_DNS: u16 = 15053;
 
 const BACKLOG: i32 = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -44,10 +45,19 @@ pub enum Role {
     Inbound,
     /// HBONE connections to the pod's port 15008.
     Hbone,
+    /// Connections that the pod makes to name servers, where its DNS is captured; they come with the pod's
+    /// [`Dns`](crate::Dns).
+    Dns,
 }
 
 impl Role {
-    const ALL: [Self; 3] = [Self::Outbound, Self::Inbound, Self::Hbone];
+    /// Those that a pod has; rules of others redirect no DNS to us.
+    const fn all(steering: Steering) -> &'static [Self] {
+        match steering {
+            Steering::Ebpf => &[Self::Outbound, Self::Inbound, Self::Hbone, Self::Dns],
+            Steering::Redirect => &[Self::Outbound, Self::Inbound, Self::Hbone],
+        }
+    }
 
     const fn slot(self, family: Family) -> Slot {
         match (self, family) {
@@ -57,6 +67,8 @@ impl Role {
             (Self::Inbound, Family::V6) => Slot::InboundV6,
             (Self::Hbone, Family::V4) => Slot::HboneV4,
             (Self::Hbone, Family::V6) => Slot::HboneV6,
+            (Self::Dns, Family::V4) => Slot::DnsTcpV4,
+            (Self::Dns, Family::V6) => Slot::DnsTcpV6,
         }
     }
 
@@ -65,6 +77,7 @@ impl Role {
             Self::Outbound => REDIRECT_OUTBOUND,
             Self::Inbound => REDIRECT_INBOUND,
             Self::Hbone => HBONE_PORT,
+            Self::Dns => REDIRECT_DNS,
         }
     }
 }
@@ -99,7 +112,7 @@ impl Listener {
     /// The next connection. Failures that concern one connection are passed over, and while the process is out of
     /// descriptors or memory it waits; an error means that the listener is of no more use. Cancel-safe.
     pub async fn accept(&self) -> io::Result<Captured> {
-        let mut pause = FIRST_PAUSE;
+        let mut exhaustion = Exhaustion::default();
         loop {
             match self.socket.accept().await {
                 Ok((stream, peer)) => match self.captured(stream, peer) {
@@ -110,11 +123,7 @@ impl Listener {
                 },
                 Err(e) => match Trouble::of(&e) {
                     Trouble::Connection => {}
-                    Trouble::Exhausted => {
-                        tracing::warn!(error = %e, role = ?self.role, ?pause, "cannot accept");
-                        tokio::time::sleep(pause).await;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
-                    }
+                    Trouble::Exhausted => exhaustion.pause(&e, "accept").await,
                     Trouble::Listener => return Err(e),
                 },
             }
@@ -132,7 +141,9 @@ impl Listener {
     fn captured(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Captured> {
         let local = socket::canonical(stream.local_addr()?);
         let orig_dst = match self.steering {
-            Steering::Ebpf if self.role == Role::Outbound => self.scoped(local, peer.ip()),
+            Steering::Ebpf if matches!(self.role, Role::Outbound | Role::Dns) => {
+                self.scoped(local, peer.ip())
+            }
             Steering::Ebpf => local,
             // A transparent rule changes no address, so that there is none to recover.
             Steering::Redirect => socket::original_dst(&stream).map_or(local, socket::canonical),
@@ -161,16 +172,36 @@ impl Listener {
     }
 }
 
-/// What a failed accept(2) is about.
+/// Pauses, each longer than the one before, while the process lacks what the kernel has.
+#[derive(Debug)]
+pub(crate) struct Exhaustion {
+    pause: Duration,
+}
+
+impl Default for Exhaustion {
+    fn default() -> Self {
+        Self { pause: FIRST_PAUSE }
+    }
+}
+
+impl Exhaustion {
+    pub(crate) async fn pause(&mut self, error: &io::Error, attempt: &'static str) {
+        tracing::warn!(%error, pause = ?self.pause, "cannot {attempt}");
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// What a failed accept(2) or recvmsg(2) is about.
 #[derive(Debug, PartialEq, Eq)]
-enum Trouble {
+pub(crate) enum Trouble {
     Connection,
     Exhausted,
     Listener,
 }
 
 impl Trouble {
-    fn of(error: &io::Error) -> Self {
+    pub(crate) fn of(error: &io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => Self::Exhausted,
             Some(Errno::EBADF | Errno::EINVAL | Errno::ENOTSOCK | Errno::EOPNOTSUPP) | None => {
@@ -191,7 +222,7 @@ pub(crate) fn open(
     let pod = netns.inode();
     let mut listeners = Vec::new();
     for family in Family::ALL {
-        for role in Role::ALL {
+        for role in Role::all(steering).iter().copied() {
             let (addr, options) = plan(role, family, steering);
             let socket = match netns.run(|| socket::listen(addr, options)).and_then(|s| s) {
                 Ok(socket) => socket,
@@ -217,13 +248,7 @@ fn plan(role: Role, family: Family, steering: Steering) -> (SocketAddr, ListenOp
     // No SO_MARK: the accepted socket must inherit the SYN's, so that every packet of it finds `lo`.
     let options = ListenOptions { transparent: true, reuse_port: false, backlog: BACKLOG };
     match steering {
-        Steering::Ebpf => {
-            let ip = match family {
-                Family::V4 => UNREACHABLE_V4,
-                Family::V6 => UNREACHABLE_V6,
-            };
-            (SocketAddr::new(ip, 0), options)
-        }
+        Steering::Ebpf => (SocketAddr::new(unreachable(family), 0), options),
         Steering::Redirect => {
             let ip = match family {
                 Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -235,8 +260,16 @@ fn plan(role: Role, family: Family, steering: Steering) -> (SocketAddr, ListenOp
     }
 }
 
+/// Where a socket that is found by our programs alone is bound to.
+pub(crate) const fn unreachable(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => UNREACHABLE_V4,
+        Family::V6 => UNREACHABLE_V6,
+    }
+}
+
 /// The kernel does not ask whether a socket in a SOCKMAP lives in the namespace whose connections it is given.
-fn check_netns(socket: &TcpListener, netns: &Netns) -> io::Result<()> {
+pub(crate) fn check_netns(socket: &impl AsFd, netns: &Netns) -> io::Result<()> {
     if socket::netns_cookie(socket.as_fd())? == netns.cookie()? {
         Ok(())
     } else {

@@ -2,11 +2,15 @@
 
 use std::{collections::BTreeSet, fmt, io::ErrorKind, net::IpAddr};
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
-use culvert_abi::{Addr, Outcome, Pod, PodAddr, Saved, maps};
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie::Key};
+use culvert_abi::{
+    ADDR_CAPTURED, ADDR_EXCLUDED, Addr, Exclusion, Outcome, Pod, PodAddr, PodNetwork, Saved,
+    Settings, maps,
+};
 
 use crate::{
     error::CaptureError,
+    exclusions::{EXCLUDED, Entries},
     interfaces::{from_abi, is_link_local, to_abi},
     pins::VersionPins,
 };
@@ -37,6 +41,9 @@ pub(crate) struct Maps {
     own_cgroups: HashMap<MapData, u64, u8>,
     outcomes: PerCpuArray<MapData, u64>,
     saved: HashMap<MapData, u32, Saved>,
+    settings: HashMap<MapData, u32, Settings>,
+    exclusions: HashMap<MapData, Exclusion, u8>,
+    networks: LpmTrie<MapData, PodAddr, u8>,
 }
 
 impl Maps {
@@ -49,6 +56,9 @@ impl Maps {
             own_cgroups: open(pins, maps::OWN_CGROUPS)?,
             outcomes: open(pins, maps::OUTCOMES)?,
             saved: open(pins, maps::SAVED)?,
+            settings: open(pins, maps::SETTINGS)?,
+            exclusions: open(pins, maps::EXCLUSIONS)?,
+            networks: open(pins, maps::EXCLUDED_CIDRS)?,
         })
     }
 
@@ -72,8 +82,9 @@ impl Maps {
             }
         }
         if let Some(cookie) = cookie {
-            let value = Pod { id: pod, flags: 0 };
-            self.pods.insert(cookie, value, 0).map_err(failed("insert into", maps::PODS))?;
+            self.pods
+                .insert(cookie, Pod { id: pod }, 0)
+                .map_err(failed("insert into", maps::PODS))?;
         }
         Ok(contested)
     }
@@ -97,7 +108,7 @@ impl Maps {
         if is_link_local(ip) {
             return Ok(Claim::Granted);
         }
-        let (key, value) = (to_abi(ip), Pod { id: pod, flags: 0 });
+        let (key, value) = (to_abi(ip), Pod { id: pod });
         match self.pods_by_addr.insert(key, value, BPF_NOEXIST) {
             Ok(()) => Ok(Claim::Granted),
             Err(MapError::SyscallError(e)) if e.io_error.kind() == ErrorKind::AlreadyExists => {
@@ -118,9 +129,16 @@ impl Maps {
             .map_err(failed("remove from", maps::PODS_BY_ADDR))
     }
 
-    pub(crate) fn add_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
+    /// Adds the address, or tells anew whether it is excluded.
+    pub(crate) fn add_address(
+        &mut self,
+        pod: u32,
+        ip: IpAddr,
+        excluded: bool,
+    ) -> Result<(), CaptureError> {
         let key = PodAddr { pod, addr: to_abi(ip) };
-        self.addrs.insert(key, 1, 0).map_err(failed("insert into", maps::ADDRS))
+        let value = if excluded { ADDR_EXCLUDED } else { ADDR_CAPTURED };
+        self.addrs.insert(key, value, 0).map_err(failed("insert into", maps::ADDRS))
     }
 
     pub(crate) fn remove_address(&mut self, pod: u32, ip: IpAddr) -> Result<(), CaptureError> {
@@ -150,6 +168,81 @@ impl Maps {
 
     pub(crate) fn forget_addresses(&mut self, pod: u32) -> Result<(), CaptureError> {
         remove_matching(&mut self.addrs, maps::ADDRS, |key, _| key.pod == pod)
+    }
+
+    /// Brings what the maps hold of a pod's settings from `held` to `wanted`; `held` stays true to it also when that fails.
+    ///
+    /// New entries come before the flags that have them asked, and old ones go after: nothing is captured meanwhile that is
+    /// excluded before and after.
+    pub(crate) fn change_settings(
+        &mut self,
+        pod: u32,
+        held: &mut Entries,
+        wanted: &Entries,
+    ) -> Result<(), CaptureError> {
+        for entry in &wanted.exclusions {
+            if held.exclusions.insert(*entry) {
+                let inserted = self.exclusions.insert(exclusion(pod, *entry), EXCLUDED, 0);
+                if let Err(e) = inserted {
+                    held.exclusions.remove(entry);
+                    return Err(failed("insert into", maps::EXCLUSIONS)(e));
+                }
+            }
+        }
+        // One network has one value, which is replaced.
+        for entry in wanted.networks.difference(&held.networks.clone()) {
+            let (key, value) = (network(pod, *entry), entry.2);
+            let inserted = self.networks.insert(&key, value, 0);
+            inserted.map_err(failed("insert into", maps::EXCLUDED_CIDRS))?;
+            held.networks.retain(|(prefix, addr, _)| (*prefix, *addr) != (entry.0, entry.1));
+            held.networks.insert(*entry);
+        }
+        if held.flags != wanted.flags {
+            let flags = Settings { flags: wanted.flags };
+            self.settings.insert(pod, flags, 0).map_err(failed("insert into", maps::SETTINGS))?;
+            held.flags = wanted.flags;
+        }
+        for entry in
+            held.exclusions.difference(&wanted.exclusions.clone()).copied().collect::<Vec<_>>()
+        {
+            absent_is_fine(self.exclusions.remove(&exclusion(pod, entry)))
+                .map_err(failed("remove from", maps::EXCLUSIONS))?;
+            held.exclusions.remove(&entry);
+        }
+        for entry in held.networks.difference(&wanted.networks.clone()).copied().collect::<Vec<_>>()
+        {
+            absent_is_fine(self.networks.remove(&network(pod, entry)))
+                .map_err(failed("remove from", maps::EXCLUDED_CIDRS))?;
+            held.networks.remove(&entry);
+        }
+        Ok(())
+    }
+
+    /// What the maps hold of a pod's settings. Reads all of them, which is for enrolments alone.
+    pub(crate) fn settings(&self, pod: u32) -> Result<Entries, CaptureError> {
+        let flags = match self.settings.get(&pod, 0) {
+            Ok(settings) => settings.flags,
+            Err(MapError::KeyNotFound) => 0,
+            Err(e) => return Err(failed("read", maps::SETTINGS)(e)),
+        };
+        let exclusions = self.exclusions.keys().collect::<Result<Vec<_>, _>>();
+        let exclusions = exclusions.map_err(failed("read", maps::EXCLUSIONS))?;
+        let own = exclusions.iter().filter(|key| key.pod == pod);
+        let exclusions = own.map(|key| (key.kind, key.value)).collect();
+        let networks = self.networks.iter().collect::<Result<Vec<_>, _>>();
+        let networks = networks.map_err(failed("read", maps::EXCLUDED_CIDRS))?;
+        let own = networks.iter().filter(|(key, _)| key.data().pod == pod);
+        let prefix = |key: &Key<PodAddr>| {
+            u8::try_from(key.prefix_len().saturating_sub(PodNetwork::bits(0))).unwrap_or(u8::MAX)
+        };
+        let networks = own.map(|(key, value)| (prefix(key), key.data().addr.0, *value)).collect();
+        Ok(Entries { flags, exclusions, networks })
+    }
+
+    pub(crate) fn forget_settings(&mut self, pod: u32) -> Result<(), CaptureError> {
+        let mut held = self.settings(pod)?;
+        self.change_settings(pod, &mut held, &Entries::default())?;
+        absent_is_fine(self.settings.remove(&pod)).map_err(failed("remove from", maps::SETTINGS))
     }
 
     pub(crate) fn saved(&self, pod: u32) -> Result<Option<Saved>, CaptureError> {
@@ -191,6 +284,14 @@ impl fmt::Debug for Maps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Maps").finish_non_exhaustive()
     }
+}
+
+const fn exclusion(pod: u32, (kind, value): (u32, u32)) -> Exclusion {
+    Exclusion { pod, kind, value }
+}
+
+const fn network(pod: u32, (prefix, addr, _): (u8, [u8; 16], u8)) -> Key<PodAddr> {
+    Key::new(PodNetwork::bits(prefix), PodAddr { pod, addr: Addr(addr) })
 }
 
 /// Names `attempt` on `map`.

@@ -21,6 +21,7 @@ use crate::{
     pod::Pod,
     probes::{ProbeCgroup, Probes},
     removal,
+    settings::Settings,
 };
 
 /// How connections reach the proxy.
@@ -148,19 +149,26 @@ impl Node {
         }
     }
 
-    /// Captures the pod in `netns`, or adopts it where a process before has enrolled it. Blocks; call it on a blocking
+    /// Captures the pod in `netns` as its settings say, or adopts it where a process before has enrolled it. Blocks; call it on a blocking
     /// thread of a tokio runtime with I/O and time enabled (it panics outside of one).
     ///
     /// On failure nothing of a pod that was not enrolled before is left; one that was stays as it was, held.
-    pub fn enroll(&self, netns: &Netns) -> Result<Pod, CaptureError> {
+    pub fn enroll(&self, netns: &Netns, settings: &Settings) -> Result<Pod, CaptureError> {
         let host = Netns::open(Path::new("/proc/1/ns/net")).ok();
         if netns.is(&self.home) || host.is_some_and(|host| host.is(netns)) {
             return Err(CaptureError::HostNetns { inode: netns.inode() });
         }
         match &self.engine {
-            Engine::Redirect => enrolment::redirect(netns, &self.counts),
-            Engine::Ebpf(loaded) => enrolment::enroll(loaded, netns, &self.counts),
+            Engine::Redirect => enrolment::redirect(netns, settings, &self.counts),
+            Engine::Ebpf(loaded) => enrolment::enroll(loaded, netns, settings, &self.counts),
         }
+    }
+
+    /// Captures new connections of the pod, and to it, by other settings; those that are open keep the way on which they were
+    /// opened. The former settings stay where that fails, as it does when the maps have no room for these. With redirect
+    /// steering there is nothing to set. Blocks.
+    pub fn configure(&self, pod: &Pod, settings: &Settings) -> Result<(), CaptureError> {
+        pod.configure(settings)
     }
 
     /// Lets no new connection of the pod, or to it, be captured; the captured ones go on. What a drain begins with, before

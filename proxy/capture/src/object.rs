@@ -20,7 +20,7 @@ pub(crate) static EXEMPT: &[u8] =
 pub(crate) static POD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod.o"));
 
 /// Maps that all objects of a node share, by pin.
-const SHARED: [&str; 7] = [
+const SHARED: [&str; 11] = [
     maps::PODS,
     maps::PODS_BY_ADDR,
     maps::ADDRS,
@@ -28,6 +28,10 @@ const SHARED: [&str; 7] = [
     maps::OWN,
     maps::OWN_CGROUPS,
     maps::OUTCOMES,
+    maps::SETTINGS,
+    maps::EXCLUSIONS,
+    maps::EXCLUDED_CIDRS,
+    maps::BYPASS,
 ];
 
 /// Names of the programs, as the kernel and `bpftool` show them.

@@ -10,6 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use culvert_sys::netns::Netns;
+use ipnet::IpNet;
 use rtnetlink::{
     MulticastGroup,
     sys::{
@@ -20,15 +21,17 @@ use tokio::task::JoinError;
 
 use crate::{
     counts::{Counts, Failure},
+    dns::{Dns, DnsSocket},
     error::{CaptureError, InNetns as _, chain},
     hooks::Programs,
     interfaces::{Family, Interfaces, look_into},
-    listeners::Listener,
+    listeners::{Listener, Role},
     node::{SharedMaps, WhenDown},
     object::Loader,
     pins::PodPins,
     routing,
     rtnl::Rtnl,
+    settings::Settings,
     upkeep::Upkeep,
 };
 
@@ -43,6 +46,7 @@ const GATHER: Duration = Duration::from_millis(20);
 pub struct Pod {
     inner: Arc<Inner>,
     listeners: Vec<Listener>,
+    dns: Dns,
     changes: Option<Changes>,
 }
 
@@ -53,6 +57,7 @@ pub(crate) struct Inner {
     pub(crate) netns: Netns,
     pub(crate) addresses: Addresses,
     pub(crate) counts: Arc<Counts>,
+    pub(crate) settings: ArcSwap<Settings>,
     pub(crate) steered: Option<Steered>,
 }
 
@@ -71,28 +76,48 @@ pub(crate) struct Steered {
 
 /// The addresses of a pod as of now; cheap to clone and to ask.
 #[derive(Clone, Debug, Default)]
-pub struct Addresses(Arc<ArcSwap<BTreeMap<IpAddr, Option<u32>>>>);
+pub struct Addresses(Arc<ArcSwap<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// With the interface of each, unless several have it.
+    own: BTreeMap<IpAddr, Option<u32>>,
+    /// What is behind interfaces whose connections are captured as the pod's own.
+    behind: Vec<IpNet>,
+}
 
 impl Addresses {
-    /// Whether the pod has the address: the proof that a connection to the outbound listener is the pod's own.
+    /// Whether the pod has the address, or it is behind an interface that the pod reroutes: the proof that a connection to
+    /// the outbound listener is the pod's own.
     pub fn owns(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
-        ip.is_loopback() || self.0.load().contains_key(&ip)
+        let known = self.0.load();
+        ip.is_loopback()
+            || known.own.contains_key(&ip)
+            || known.behind.iter().any(|net| net.contains(&ip))
     }
 
     /// The interface that has the address, unless several have.
     pub(crate) fn interface_of(&self, ip: IpAddr) -> Option<u32> {
-        self.0.load().get(&ip).copied().flatten()
+        self.0.load().own.get(&ip).copied().flatten()
     }
 
-    pub(crate) fn set(&self, now: &Interfaces) {
-        self.0.store(Arc::new(now.owners()));
+    pub(crate) fn set(&self, now: &Interfaces, settings: &Settings) {
+        let behind = now.networks_of(&settings.reroute_interfaces);
+        self.0.store(Arc::new(Known { own: now.owners(), behind }));
     }
 }
 
 impl Pod {
-    pub(crate) fn new(inner: Arc<Inner>, listeners: Vec<Listener>, changes: Changes) -> Self {
-        Self { inner, listeners, changes: Some(changes) }
+    pub(crate) fn new(
+        inner: Arc<Inner>,
+        listeners: Vec<Listener>,
+        queries: Vec<DnsSocket>,
+        changes: Changes,
+    ) -> Self {
+        let (dns, listeners) = listeners.into_iter().partition(|one| one.role() == Role::Dns);
+        let dns = Dns { queries, listeners: dns };
+        Self { inner, listeners, dns, changes: Some(changes) }
     }
 
     /// Inode number of the pod's network namespace.
@@ -110,6 +135,10 @@ impl Pod {
         self.inner.addresses.clone()
     }
 
+    pub(crate) fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
+        self.inner.configure(settings)
+    }
+
     /// Waits for a change of the watch that is under way, and lets it make no more: for one that is about to be replaced by
     /// [`Node::enroll`](crate::Node::enroll). Blocks.
     pub fn leave(&self) {
@@ -121,6 +150,17 @@ impl Pod {
     /// The pod's listeners, once: whoever takes them must keep each for as long as it is to accept.
     pub fn take_listeners(&mut self) -> Vec<Listener> {
         std::mem::take(&mut self.listeners)
+    }
+
+    /// What the pod's DNS queries arrive at, once: whoever takes it must keep each part for as long as it is to be answered.
+    /// It is there whether or not the pod's settings capture DNS.
+    pub fn take_dns(&mut self) -> Dns {
+        std::mem::take(&mut self.dns)
+    }
+
+    /// How the pod is captured now.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.inner.settings.load_full()
     }
 
     /// The watch over the pod's interfaces and addresses, once. Without it addresses that the pod gets later are taken
@@ -174,11 +214,25 @@ impl Inner {
     /// Brings what capture needs in step with the namespace as it is.
     fn sync(&self) -> Result<(), CaptureError> {
         let (mut rtnl, now) = look_into(&self.netns)?;
-        self.addresses.set(&now);
+        self.addresses.set(&now, &self.settings.load());
         match &self.steered {
-            Some(steered) => steered.mend(&self.netns, &mut rtnl, &now),
+            Some(steered) => steered.mend(&self.netns, &mut rtnl, &now, &self.settings),
             None => Ok(()),
         }
+    }
+
+    /// Captures new connections by other settings. Those of before stay where that fails.
+    pub(crate) fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
+        let Some(steered) = &self.steered else { return Ok(()) };
+        let (_, now) = look_into(&self.netns)?;
+        let before = self.settings.swap(Arc::new(settings.clone()));
+        let configured = steered.configure(self.id, &now, settings);
+        match configured {
+            Ok(()) => self.addresses.set(&now, settings),
+            // The next look takes back what has been done.
+            Err(_) => self.settings.store(before),
+        }
+        configured
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     interfaces::{Family, Kind, look_into},
     node::SharedMaps,
     pins::{PodPins, VersionPins, pin_error},
-    routing, settings, tcx,
+    routing, sysctls, tcx,
 };
 
 /// Ends the capture of new connections of a pod and to it. Those that are captured go on: for them rules, routes and
@@ -73,7 +73,9 @@ pub(crate) fn remove(
         restore(maps, pins, netns)?;
     }
     if let Some(maps) = maps {
-        maps.lock().forget_saved(id)?;
+        let mut maps = maps.lock();
+        maps.forget_saved(id)?;
+        maps.forget_settings(id)?;
     }
     pins.remove()
 }
@@ -119,7 +121,7 @@ fn restore(maps: Option<&SharedMaps>, pins: &PodPins, netns: &Netns) -> Result<(
         None => None,
     };
     match saved {
-        Some(saved) => settings::write(netns, saved).in_netns(id, "restore the sysctls"),
+        Some(saved) => sysctls::write(netns, saved).in_netns(id, "restore the sysctls"),
         None => Ok(()),
     }
 }

@@ -3,19 +3,22 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use arc_swap::ArcSwap;
 use culvert_sys::netns::Netns;
 
 use crate::{
     counts::{Failure, Repair},
     enrolment,
     error::{CaptureError, InNetns as _},
+    exclusions::Entries,
     hooks::{self, Existing, Inside},
     interfaces::{Family, Interfaces},
     maps::Claim,
     pod::Steered,
     routing,
     rtnl::Rtnl,
-    settings,
+    settings::Settings,
+    sysctls,
 };
 
 /// What has been set up so far: whatever is missing of it now, somebody else has taken away.
@@ -26,12 +29,20 @@ pub(crate) struct Upkeep {
     interfaces: BTreeSet<u32>,
     /// Where the route of each [`Family`] starts from.
     sources: [Option<IpAddr>; 2],
-    /// What the maps hold.
-    addresses: BTreeSet<IpAddr>,
-    /// Addresses that tell another pod until that one gives them up.
-    contested: BTreeSet<IpAddr>,
+    held: Held,
     /// How many addresses the maps have no room for.
     left_over: usize,
+}
+
+/// What the maps hold for the pod.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    /// Addresses that tell another pod until that one gives them up.
+    pub(crate) contested: BTreeSet<IpAddr>,
+    /// Addresses of interfaces that the pod excludes.
+    pub(crate) excluded: BTreeSet<IpAddr>,
+    pub(crate) entries: Entries,
 }
 
 /// Whether the watch may still set things up.
@@ -44,17 +55,12 @@ enum Standing {
 
 impl Upkeep {
     /// Of a pod that has just been enrolled.
-    pub(crate) fn new(
-        now: &Interfaces,
-        addresses: BTreeSet<IpAddr>,
-        contested: BTreeSet<IpAddr>,
-    ) -> Self {
+    pub(crate) fn new(now: &Interfaces, held: Held) -> Self {
         Self {
             standing: Standing::Enrolled,
             interfaces: now.iter().map(|interface| interface.index).collect(),
             sources: Family::ALL.map(|family| now.primary(family)),
-            addresses,
-            contested,
+            held,
             left_over: 0,
         }
     }
@@ -72,12 +78,14 @@ impl Steered {
         netns: &Netns,
         rtnl: &mut Rtnl,
         now: &Interfaces,
+        settings: &ArcSwap<Settings>,
     ) -> Result<(), CaptureError> {
         let id = netns.inode();
         let mut upkeep = self.upkeep();
         if upkeep.standing == Standing::Leaving {
             return Ok(());
         }
+        let settings = settings.load_full();
         let existing = Existing::Keep(&upkeep.interfaces);
         let inside = &mut Inside { netns, rtnl, now };
         let gone = hooks::remove_links_but(&self.pins, now);
@@ -90,10 +98,38 @@ impl Steered {
             guards,
             self.mend_routing(id, rtnl, now, &mut upkeep),
             self.mend_lookup(netns),
-            self.mend_settings(netns),
-            self.sync_addresses(id, now, &mut upkeep),
+            self.mend_sysctls(netns),
+            self.sync_settings(id, now, &settings, &mut upkeep),
         ];
         steps.into_iter().collect()
+    }
+
+    /// Applies other settings.
+    pub(crate) fn configure(
+        &self,
+        id: u32,
+        now: &Interfaces,
+        settings: &Settings,
+    ) -> Result<(), CaptureError> {
+        let mut upkeep = self.upkeep();
+        if upkeep.standing == Standing::Leaving {
+            return Ok(());
+        }
+        self.sync_settings(id, now, settings, &mut upkeep)
+    }
+
+    fn sync_settings(
+        &self,
+        id: u32,
+        now: &Interfaces,
+        settings: &Settings,
+        upkeep: &mut Upkeep,
+    ) -> Result<(), CaptureError> {
+        let wanted = Entries::of(settings, now);
+        let changed = self.maps.lock().change_settings(id, &mut upkeep.held.entries, &wanted);
+        let excluded = now.addresses_of_only(&settings.exclude_interfaces);
+        let synced = self.sync_addresses(id, now, excluded, upkeep);
+        changed.and(synced)
     }
 
     fn mend_routing(
@@ -140,13 +176,13 @@ impl Steered {
         Ok(())
     }
 
-    fn mend_settings(&self, netns: &Netns) -> Result<(), CaptureError> {
+    fn mend_sysctls(&self, netns: &Netns) -> Result<(), CaptureError> {
         let id = netns.inode();
-        let astray = settings::astray(settings::read(netns).in_netns(id, "read the sysctls")?);
+        let astray = sysctls::astray(sysctls::read(netns).in_netns(id, "read the sysctls")?);
         if astray.is_empty() {
             return Ok(());
         }
-        settings::write(netns, settings::WANTED).in_netns(id, "write the sysctls")?;
+        sysctls::write(netns, sysctls::WANTED).in_netns(id, "write the sysctls")?;
         for path in astray {
             self.counts.repaired(id, Repair::Sysctl, path);
         }
@@ -158,32 +194,38 @@ impl Steered {
         &self,
         id: u32,
         now: &Interfaces,
+        excluded: BTreeSet<IpAddr>,
         upkeep: &mut Upkeep,
     ) -> Result<(), CaptureError> {
-        let (tracked, left_over) = now.tracked(&upkeep.addresses);
+        let held = &mut upkeep.held;
+        let (tracked, left_over) = now.tracked(&held.addresses);
         if let Some(more) = left_over.checked_sub(upkeep.left_over).filter(|more| *more > 0) {
             tracing::warn!(pod = id, left_over, "the pod has more addresses than it may: ignored");
             self.counts.failed(Failure::AddressIgnored, more.try_into().unwrap_or(u64::MAX));
         }
         upkeep.left_over = left_over;
         let mut maps = self.maps.lock();
-        let gone: Vec<_> = upkeep.addresses.difference(&tracked).copied().collect();
+        let gone: Vec<_> = held.addresses.difference(&tracked).copied().collect();
         for ip in gone {
             maps.remove_by_address(id, ip)?;
             maps.remove_address(id, ip)?;
-            upkeep.addresses.remove(&ip);
-            upkeep.contested.remove(&ip);
+            held.addresses.remove(&ip);
+            held.contested.remove(&ip);
         }
         for ip in tracked {
-            if !upkeep.addresses.contains(&ip) {
-                maps.add_address(id, ip)?;
-                upkeep.addresses.insert(ip);
-                upkeep.contested.insert(ip);
+            let new = !held.addresses.contains(&ip);
+            if new || held.excluded.contains(&ip) != excluded.contains(&ip) {
+                maps.add_address(id, ip, excluded.contains(&ip))?;
             }
-            if upkeep.contested.contains(&ip) && maps.add_by_address(id, ip)? == Claim::Granted {
-                upkeep.contested.remove(&ip);
+            if new {
+                held.addresses.insert(ip);
+                held.contested.insert(ip);
+            }
+            if held.contested.contains(&ip) && maps.add_by_address(id, ip)? == Claim::Granted {
+                held.contested.remove(&ip);
             }
         }
+        held.excluded = excluded;
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ pub mod bpf;
 pub mod caps;
 pub mod cgroup;
 pub mod chain;
+pub mod datagram;
 pub mod limits;
 pub mod netns;
 pub mod socket;

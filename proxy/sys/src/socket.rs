@@ -132,7 +132,7 @@ fn keepalive(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_keepalive(&schedule)
 }
 
-fn set_transparent(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
+pub(crate) fn set_transparent(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
     if addr.is_ipv4() {
         socket.set_ip_transparent_v4(true)
     } else {

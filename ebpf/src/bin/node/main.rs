@@ -17,15 +17,20 @@ use aya_ebpf::{
     programs::{SockAddrContext, SockOpsContext},
 };
 use aya_log_ebpf::warn;
-use culvert_abi::{Outcome, Pod, PodAddr};
+use culvert_abi::{ADDR_EXCLUDED, Addr, Exclusion, Outcome, Pod, PodAddr, Settings};
 use culvert_ebpf::{
     endpoint::{Connection, Place},
     helpers::{self, Event, Socket},
-    outbound::{self, Verdict},
+    outbound::{self, Excluded, Verdict},
 };
-use maps::{ADDRS, OUTCOMES, OWN, PODS, PODS_BY_ADDR};
+use maps::{
+    ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, OUTCOMES, OWN, PODS, PODS_BY_ADDR, SETTINGS,
+};
 
 culvert_ebpf::object!();
+
+/// What the log says where a socket's storage could not be made.
+const NO_ROOM: i64 = -12;
 
 /// Marks `connect()`s of enrolled pods, which it knows by netns cookie. Linux 5.15.
 ///
@@ -83,17 +88,30 @@ fn reuse(ctx: &SockAddrContext) -> i32 {
 #[inline(always)]
 fn mark(ctx: &SockOpsContext, pod: Pod, connection: &Connection) {
     let Some(socket) = Socket::of(ctx) else { return };
-    let destination = Place::of(&connection.remote.addr, |addr| {
-        helpers::find(&ADDRS, &PodAddr { pod: pod.id, addr: *addr }).is_some()
-    });
-    let (outcome, applied) = match outbound::verdict(socket.owner(&OWN), destination, socket.mark())
-    {
+    let owned = |addr: &Addr| helpers::find(&ADDRS, &PodAddr { pod: pod.id, addr: *addr });
+    let before = socket.mark();
+    let verdict = outbound::verdict(
+        socket.owner(&OWN),
+        Place::of(&connection.remote.addr, owned),
+        before,
+        || excluded(pod, connection, owned),
+    );
+    let set_mark = |mark| if mark == before { Ok(()) } else { helpers::set_mark(ctx, mark) };
+    let (outcome, applied) = match verdict {
         Verdict::Own => (Outcome::MarkOwn, Ok(())),
-        Verdict::Local => (Outcome::MarkLocal, Ok(())),
-        Verdict::Clear(mark) => (Outcome::MarkCleared, helpers::set_mark(ctx, mark)),
+        Verdict::Local(mark) if mark == before => (Outcome::MarkLocal, Ok(())),
+        Verdict::Local(mark) => (Outcome::MarkCleared, helpers::set_mark(ctx, mark)),
+        Verdict::Exclude { mark, bypass } => (
+            Outcome::MarkExcluded,
+            socket.set_bypass(&BYPASS, bypass).ok_or(NO_ROOM).and_then(|()| set_mark(mark)),
+        ),
         Verdict::Capture(mark) => (
             Outcome::Marked,
-            helpers::unbind_device(ctx).and_then(|()| helpers::set_mark(ctx, mark)),
+            socket
+                .set_bypass(&BYPASS, false)
+                .ok_or(NO_ROOM)
+                .and_then(|()| helpers::unbind_device(ctx))
+                .and_then(|()| helpers::set_mark(ctx, mark)),
         ),
     };
     match applied {
@@ -103,4 +121,25 @@ fn mark(ctx: &SockOpsContext, pod: Pod, connection: &Connection) {
             warn!(ctx, "a connect() stays unmarked: error {}", errno);
         }
     }
+}
+
+/// Whether the pod's settings keep the connection out of capture.
+#[inline(always)]
+fn excluded(pod: Pod, connection: &Connection, owned: impl Fn(&Addr) -> Option<u8>) -> Excluded {
+    let settings = helpers::find(&SETTINGS, &pod.id).unwrap_or(Settings::NONE);
+    let port = || Exclusion {
+        pod: pod.id,
+        kind: Exclusion::OUTBOUND_PORT,
+        value: connection.remote.port.into(),
+    };
+    if settings.has(Settings::OUTBOUND_PORTS) && helpers::find(&EXCLUSIONS, &port()).is_some()
+        || settings.has(Settings::OUTBOUND_CIDRS)
+            && helpers::in_networks(&EXCLUDED_CIDRS, pod.id, connection.remote.addr)
+    {
+        return Excluded::ByDestination;
+    }
+    if settings.has(Settings::INTERFACES) && owned(&connection.local.addr) == Some(ADDR_EXCLUDED) {
+        return Excluded::BySource;
+    }
+    Excluded::No
 }

@@ -19,21 +19,28 @@ use aya_ebpf::{
     macros::{classifier, sk_lookup},
     programs::{SkLookupContext, TcContext},
 };
-use culvert_abi::{Addr, MARK_CAPTURED, Outcome, PodAddr};
+use culvert_abi::{Addr, Exclusion, MARK_CAPTURED, Outcome, PodAddr, Settings};
 use culvert_ebpf::{
     Family, Owner, Proxy, WhenDown,
-    endpoint::{Connection, Place},
+    endpoint::{self, Connection, Place},
     exempt, guard,
     helpers::{self, Listener, Lookup, Skb},
     inbound::{self, Absence, Exemption, Role, TCP, Verdict},
-    own_bits, packet,
+    own_bits,
+    packet::{self, Packet},
+    with_bits,
 };
-use maps::{ADDRS, EXEMPT, LISTENERS, OPEN_WHEN_DOWN, OUTCOMES, OWN_CGROUPS, POD_ID};
+use maps::{
+    ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, EXEMPT, LISTENERS, OPEN_WHEN_DOWN, OUTCOMES,
+    OWN_CGROUPS, POD_ID, SETTINGS,
+};
 
 culvert_ebpf::object!();
 
 const PASS: i32 = TC_ACT_UNSPEC;
 const DROP: i32 = TC_ACT_SHOT;
+/// Length of an Ethernet header.
+const ETHERNET: u32 = 14;
 
 /// Gives a new connection to the proxy's listener, or leaves it to the application. `sk_lookup`, Linux 5.10.
 ///
@@ -46,6 +53,7 @@ fn pick_listener(ctx: SkLookupContext) -> u32 {
         Verdict::Pass => return SK_PASS,
         Verdict::Itself => (SK_PASS, Outcome::PickSelf),
         Verdict::Exempt => (SK_PASS, Outcome::PickExempt),
+        Verdict::Excluded => (SK_PASS, Outcome::PickExcluded),
         Verdict::Assign(role) => match Listener::find(&LISTENERS, role.slot(lookup.family)) {
             None => match inbound::without_listener(role, when_down()) {
                 Absence::Drop => (SK_DROP, Outcome::PickNoListener),
@@ -74,13 +82,18 @@ fn hold_in(ctx: TcContext) -> i32 {
     if Listener::find(&LISTENERS, role.slot(packet.family)).is_some() {
         return PASS;
     }
-    match packet.connection(&skb) {
-        Some(connection) if verdict(TCP, &connection) == Verdict::Assign(role) => {
-            helpers::count(&OUTCOMES, Outcome::HoldIn);
-            DROP
-        }
-        _ => PASS,
+    let Some(connection) = packet.connection(&skb) else { return PASS };
+    let held = match verdict(TCP, &connection) {
+        Verdict::Assign(Role::Inbound | Role::Hbone) => true,
+        // All listeners come and go together.
+        Verdict::Assign(_) => settings().has(Settings::REROUTES),
+        _ => false,
+    };
+    if !held {
+        return PASS;
     }
+    helpers::count(&OUTCOMES, Outcome::HoldIn);
+    DROP
 }
 
 /// Drops a captured IPv6 SYN while there is no outbound listener. tc ingress of `lo`, Linux 5.10.
@@ -103,31 +116,87 @@ fn hold_out(ctx: TcContext) -> i32 {
     DROP
 }
 
-/// Drops TCP that would leave the pod around the proxy. tc egress of every interface but `lo`, Linux 5.10.
+/// Drops TCP that would leave the pod around the proxy, and sends DNS queries to `lo` where they are captured. tc egress of
+/// every interface but `lo`, Linux 5.10.
 ///
 /// Fails closed for what it cannot read (`malformed`). Lets SYNs go (`open`) where the node is to be open while the proxy
-/// is gone.
+/// is gone, and DNS queries (`dns_open`).
 #[classifier]
 fn guard(ctx: TcContext) -> i32 {
     let skb = Skb(&ctx);
-    let owner = || match helpers::find(&OWN_CGROUPS, &skb.cgroup_id()) {
-        Some(_) => Owner::Proxy,
-        None => Owner::App,
+    let packet = packet::parse_with_dns(&skb);
+    let (answer, outcome) = match guard::verdict(packet, skb.mark(), &Facts(&skb), when_down()) {
+        guard::Verdict::Pass => return PASS,
+        guard::Verdict::PassCounted(outcome) => (PASS, outcome),
+        guard::Verdict::Drop(outcome) => (DROP, outcome),
+        guard::Verdict::ToLoopback => match skb.to_loopback(with_bits(skb.mark(), MARK_CAPTURED)) {
+            Some(redirected) => (redirected, Outcome::GuardDns),
+            None => (DROP, Outcome::GuardDnsFailed),
+        },
     };
-    let proxy = |family| match Listener::find(&LISTENERS, Role::Outbound.slot(family)) {
+    helpers::count(&OUTCOMES, outcome);
+    answer
+}
+
+/// What `guard` knows beyond the packet.
+struct Facts<'a>(&'a Skb<'a>);
+
+impl guard::Facts for Facts<'_> {
+    #[inline(always)]
+    fn owner(&self) -> Owner {
+        match helpers::find(&OWN_CGROUPS, &self.0.cgroup_id()) {
+            Some(_) => Owner::Proxy,
+            None => Owner::App,
+        }
+    }
+
+    #[inline(always)]
+    fn excludes_interface(&self) -> bool {
+        settings().has(Settings::INTERFACES)
+            && is_excluded(Exclusion::INTERFACE, self.0.interface())
+    }
+
+    #[inline(always)]
+    fn bypasses(&self) -> bool {
+        self.0.bypasses(&BYPASS)
+    }
+
+    /// One that is the pod's own, with an Ethernet header, without which it cannot arrive at `lo`; and that an answer which
+    /// comes by `lo` finds the way back to.
+    #[inline(always)]
+    fn captures_dns(&self, packet: Packet) -> bool {
+        let settings = settings();
+        if !settings.has(Settings::CAPTURE_DNS)
+            || packet.link_length(self.0) != Some(ETHERNET)
+            || self.0.is_bound()
+        {
+            return false;
+        }
+        let Some(Connection { local: server, remote: client }) = packet.connection(self.0) else {
+            return false;
+        };
+        place(&client.addr).is_inside()
+            && !endpoint::is_link_local_v6(&server.addr)
+            && !(settings.has(Settings::OUTBOUND_CIDRS)
+                && helpers::in_networks(&EXCLUDED_CIDRS, POD_ID.load(), server.addr))
+    }
+
+    #[inline(always)]
+    fn proxy(&self, family: Family) -> Proxy {
+        listens(Role::Outbound, family)
+    }
+
+    #[inline(always)]
+    fn dns_server(&self, family: Family) -> Proxy {
+        listens(Role::DnsUdp, family)
+    }
+}
+
+#[inline(always)]
+fn listens(role: Role, family: Family) -> Proxy {
+    match Listener::find(&LISTENERS, role.slot(family)) {
         Some(_) => Proxy::Here,
         None => Proxy::Gone,
-    };
-    match guard::verdict(packet::parse(&skb), skb.mark(), owner, proxy, when_down()) {
-        guard::Verdict::Pass => PASS,
-        guard::Verdict::PassCounted(outcome) => {
-            helpers::count(&OUTCOMES, outcome);
-            PASS
-        }
-        guard::Verdict::Drop(outcome) => {
-            helpers::count(&OUTCOMES, outcome);
-            DROP
-        }
     }
 }
 
@@ -135,9 +204,10 @@ fn guard(ctx: TcContext) -> i32 {
 fn verdict(protocol: u32, connection: &Connection) -> Verdict {
     inbound::verdict(
         protocol,
-        Place::of(&connection.local.addr, is_own),
+        || place(&connection.local.addr),
         connection.local.port,
-        || Place::of(&connection.remote.addr, is_own),
+        &OfPod,
+        || place(&connection.remote.addr),
         || {
             if helpers::holds(&EXEMPT, &exempt::arriving(connection)) {
                 Exemption::Granted
@@ -148,12 +218,40 @@ fn verdict(protocol: u32, connection: &Connection) -> Verdict {
     )
 }
 
+/// What the pod's settings say.
+struct OfPod;
+
+impl inbound::Settings for OfPod {
+    #[inline(always)]
+    fn captures_dns(&self) -> bool {
+        settings().has(Settings::CAPTURE_DNS)
+    }
+
+    #[inline(always)]
+    fn excludes_inbound(&self, port: u16) -> bool {
+        let settings = settings();
+        settings.has(Settings::BYPASS_INBOUND)
+            || settings.has(Settings::INBOUND_PORTS)
+                && is_excluded(Exclusion::INBOUND_PORT, port.into())
+    }
+}
+
+#[inline(always)]
+fn settings() -> Settings {
+    helpers::find(&SETTINGS, &POD_ID.load()).unwrap_or(Settings::NONE)
+}
+
+#[inline(always)]
+fn is_excluded(kind: u32, value: u32) -> bool {
+    helpers::find(&EXCLUSIONS, &Exclusion { pod: POD_ID.load(), kind, value }).is_some()
+}
+
 #[inline(always)]
 fn when_down() -> WhenDown {
     WhenDown::of(OPEN_WHEN_DOWN.load())
 }
 
 #[inline(always)]
-fn is_own(addr: &Addr) -> bool {
-    helpers::find(&ADDRS, &PodAddr { pod: POD_ID.load(), addr: *addr }).is_some()
+fn place(addr: &Addr) -> Place {
+    Place::of(addr, |addr| helpers::find(&ADDRS, &PodAddr { pod: POD_ID.load(), addr: *addr }))
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver},
@@ -13,6 +13,9 @@ use std::{
 use culvert_sys::netns::Netns;
 
 use crate::world::{Namespace, SOON};
+
+/// How long the application waits for an answer.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// The application: commands go in by its stdin, what became of them comes out.
 pub(crate) struct App {
@@ -58,6 +61,17 @@ impl App {
         assert_eq!(self.wait(id, SOON), "serving");
     }
 
+    /// Answers datagrams with the word `app`.
+    pub(crate) fn answer(&mut self, netns: &Namespace, addr: &str) {
+        let id = self.command("answer", netns, addr);
+        assert_eq!(self.wait(id, SOON), "answering");
+    }
+
+    /// Asks from one socket all servers of `addrs`, separated by commas; a single one is connected to.
+    pub(crate) fn ask(&mut self, netns: &Namespace, addrs: &str) -> u32 {
+        self.command("ask", netns, addrs)
+    }
+
     fn command(&mut self, verb: &str, netns: &Namespace, addr: &str) -> u32 {
         self.last += 1;
         writeln!(self.commands, "{verb} {} {netns} {addr}", self.last).unwrap();
@@ -100,8 +114,25 @@ fn app() {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let [verb, id, netns, addr] = words.as_slice() else { panic!("bad command {line}") };
         let netns = Netns::open(&Path::new("/run/netns").join(netns)).unwrap();
-        let addr: SocketAddr = addr.parse().unwrap();
+        let addrs: Vec<SocketAddr> = addr.split(',').map(|addr| addr.parse().unwrap()).collect();
+        let addr = *addrs.first().unwrap();
         match verb.as_str() {
+            "ask" => {
+                let id = id.clone();
+                thread::spawn(move || {
+                    let said = netns.run(|| ask(&addrs)).unwrap();
+                    say(&id, &said.unwrap_or_else(|error| format!("failed {error}")));
+                });
+            }
+            "answer" => {
+                let socket = netns.run(|| UdpSocket::bind(addr)).unwrap().unwrap();
+                say(id, "answering");
+                thread::spawn(move || {
+                    while let Ok((_, from)) = socket.recv_from(&mut [0; 64]) {
+                        drop(socket.send_to(b"app", from));
+                    }
+                });
+            }
             "connect" => {
                 let id = id.clone();
                 thread::spawn(move || {
@@ -129,6 +160,33 @@ fn app() {
             _ => panic!("unknown command {line}"),
         }
     }
+}
+
+/// What each server has answered, sorted.
+fn ask(servers: &[SocketAddr]) -> io::Result<String> {
+    let v4 = servers.iter().all(SocketAddr::is_ipv4);
+    let any = if v4 { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let mut answers = Vec::new();
+    let mut buffer = [0; 64];
+    let text = |answer: Option<&[u8]>| String::from_utf8_lossy(answer.unwrap()).into_owned();
+    if let [server] = servers {
+        socket.connect(server)?;
+        socket.send(b"name?")?;
+        let length = socket.recv(&mut buffer)?;
+        answers.push(format!("{server}={}", text(buffer.get(..length))));
+    } else {
+        for server in servers {
+            socket.send_to(b"name?", server)?;
+        }
+        for _ in servers {
+            let (length, from) = socket.recv_from(&mut buffer)?;
+            answers.push(format!("{from}={}", text(buffer.get(..length))));
+        }
+    }
+    answers.sort();
+    Ok(answers.join(" "))
 }
 
 fn say(id: &str, what: &str) {

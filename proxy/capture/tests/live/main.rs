@@ -10,6 +10,7 @@
 )]
 
 mod app;
+mod dns;
 mod world;
 
 use std::{
@@ -466,7 +467,7 @@ fn a_pod_that_cannot_be_removed_does_not_keep_the_others() {
     let node = world.start();
     drop(world.enroll(&node));
     // Pods of lower and of higher numbers, whose folders hold what no removal expects.
-    let pods = Path::new(BPFFS).join("culvert").join(&world.name).join("v1/pods");
+    let pods = world.version().join("pods");
     let odd = ["1", "4294967294"].map(|id| pods.join(id).join("unknown"));
     for path in &odd {
         fs::create_dir_all(path).unwrap();

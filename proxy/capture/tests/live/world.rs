@@ -14,8 +14,8 @@ use std::{
 use aya::maps::{Map, MapData};
 use culvert_abi::{Addr, PodAddr, maps};
 use culvert_capture::{
-    BpfLog, CaptureError, Captured, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role, Steering,
-    WhenDown, cleanup,
+    BpfLog, CaptureError, Captured, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role, Settings,
+    Steering, WhenDown, cleanup,
 };
 use culvert_sys::{
     bpf::{self, LinkIds, LinkTarget},
@@ -31,7 +31,7 @@ pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 pub(crate) const POD_V4: &str = "10.91.0.5";
 pub(crate) const POD_V6: &str = "fd91::5";
 pub(crate) const OUTSIDE_V4: &str = "10.91.0.1";
-const OUTSIDE_V6: &str = "fd91::1";
+pub(crate) const OUTSIDE_V6: &str = "fd91::1";
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 /// A held connection completes at its next SYN: 1, 3 or 7 s after the first.
 pub(crate) const LATER: Duration = Duration::from_secs(20);
@@ -118,9 +118,14 @@ impl World {
         self.try_enroll(node, &self.pod.netns()).unwrap()
     }
 
+    pub(crate) fn enroll_with(&self, node: &Node, settings: &Settings) -> Pod {
+        let _entered = self.runtime.enter();
+        node.enroll(&self.pod.netns(), settings).unwrap()
+    }
+
     pub(crate) fn try_enroll(&self, node: &Node, netns: &Netns) -> Result<Pod, CaptureError> {
         let _entered = self.runtime.enter();
-        node.enroll(netns)
+        node.enroll(netns, &Settings::default())
     }
 
     /// The next connection at the listener of `role` and of `dst`'s family.
@@ -191,7 +196,7 @@ impl World {
         self.version().join("pods").join(pod.to_string()).join("pick_listener")
     }
 
-    fn version(&self) -> PathBuf {
+    pub(crate) fn version(&self) -> PathBuf {
         let version = format!("v{}", culvert_abi::ABI_VERSION);
         Path::new(BPFFS).join("culvert").join(&self.name).join(version)
     }
