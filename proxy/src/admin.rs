@@ -1,7 +1,7 @@
 //! The node's HTTP endpoints: admin (loopback), metrics and readiness. They read state and never change traffic, except
 //! that `POST /quitquitquit` starts the drain.
 
-mod http;
+pub(crate) mod http;
 
 use std::{
     io,
@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use self::http::{Reply, Route};
 use crate::{config::Config, readiness::Readiness, tasks::Tasks};
-use http::{Reply, Route};
 
 /// The content type that Prometheus negotiates for OpenMetrics text.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 const INDEX: &str = "GET  /connections    open connections, as JSON\n\
                      POST /quitquitquit   drain and stop\n";
@@ -131,7 +131,12 @@ fn ready(route: &Route<'_>, readiness: &Readiness) -> Reply {
     }
 }
 
-async fn bind(
+/// Where an endpoint that everybody may read listens.
+pub(crate) fn stats_address(port: u16) -> SocketAddr {
+    SocketAddr::from(([0_u16; 8], port))
+}
+
+pub(crate) async fn bind(
     addr: SocketAddr,
     what: &'static str,
     flag: &'static str,

@@ -4,7 +4,7 @@ mod ending;
 mod failure;
 mod metrics;
 mod options;
-mod stop;
+pub(crate) mod stop;
 
 use std::{io::Write as _, path::Path, sync::Arc, time::Duration};
 

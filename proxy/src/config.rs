@@ -166,7 +166,7 @@ mod tests {
         let fixed = ["culvert", "run", "--pods", "p", "--mesh", "m", "--ca-dir", "c"];
         match Args::parse_from(fixed.iter().chain(extra)).command {
             Command::Run(args) => Config::new(*args),
-            Command::Cleanup(_) => unreachable!("the arguments say `run`"),
+            _ => unreachable!("the arguments say `run`"),
         }
     }
 

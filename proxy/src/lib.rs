@@ -14,6 +14,7 @@ pub mod config;
 
 pub mod app;
 mod context;
+pub mod controlplane;
 pub mod enroll;
 mod flow;
 mod inbound;

@@ -11,6 +11,7 @@ use culvert::{
         Config,
         args::{Args, Command},
     },
+    controlplane,
     error::chain,
 };
 
@@ -21,6 +22,8 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => Config::new(*args).map_err(app::RunError::from).and_then(app::run),
         Command::Cleanup(args) => app::cleanup(&args),
+        Command::Controlplane(args) => controlplane::run(*args),
+        Command::RotateRoot(args) => controlplane::rotate_root(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -43,6 +43,11 @@ impl FileError {
     pub fn field(&self) -> &str {
         &self.fault.field
     }
+
+    /// What is wrong, and what to do about it.
+    pub fn what(&self) -> &str {
+        &self.fault.what
+    }
 }
 
 impl fmt::Display for FileError {

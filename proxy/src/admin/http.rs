@@ -21,39 +21,39 @@ const LIFETIME: Duration = Duration::from_mins(1);
 const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// What is asked for.
-pub(super) struct Route<'a> {
-    pub(super) method: &'a Method,
-    pub(super) path: &'a str,
+pub(crate) struct Route<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) path: &'a str,
 }
 
 /// What is answered.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) status: StatusCode,
-    pub(super) content_type: &'static str,
-    pub(super) body: String,
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) content_type: &'static str,
+    pub(crate) body: String,
 }
 
 impl Reply {
-    pub(super) const fn new(status: StatusCode, content_type: &'static str, body: String) -> Self {
+    pub(crate) const fn new(status: StatusCode, content_type: &'static str, body: String) -> Self {
         Self { status, content_type, body }
     }
 
-    pub(super) const fn text(status: StatusCode, body: String) -> Self {
+    pub(crate) const fn text(status: StatusCode, body: String) -> Self {
         Self::new(status, "text/plain; charset=utf-8", body)
     }
 
-    pub(super) fn not_found() -> Self {
+    pub(crate) fn not_found() -> Self {
         Self::text(StatusCode::NOT_FOUND, "not found\n".to_owned())
     }
 
-    pub(super) fn method_not_allowed() -> Self {
+    pub(crate) fn method_not_allowed() -> Self {
         Self::text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n".to_owned())
     }
 }
 
 /// Serves `listener` until the tasks drain.
-pub(super) fn serve(
+pub(crate) fn serve(
     listener: TcpListener,
     tasks: &Tasks,
     answer: impl Fn(&Route<'_>) -> Reply + Send + Sync + 'static,

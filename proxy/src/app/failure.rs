@@ -3,6 +3,7 @@
 use std::io;
 
 use culvert_capture::CaptureError;
+use culvert_controlplane::ControlPlaneError;
 use culvert_sys::cgroup::CgroupError;
 use culvert_tls::AuthorityError;
 use tokio::task::JoinError;
@@ -33,6 +34,9 @@ pub enum RunError {
     /// The revocation lists are at fault.
     #[error(transparent)]
     Revocations(#[from] RevocationFileError),
+    /// The control plane's files are at fault.
+    #[error(transparent)]
+    ControlPlane(#[from] ControlPlaneError),
     /// A port is taken.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -72,6 +76,7 @@ impl RunError {
             | Self::Mesh(_)
             | Self::Authority(_)
             | Self::Revocations(_)
+            | Self::ControlPlane(_)
             | Self::Bind(_)
             | Self::Cgroup(_)
             | Self::Capture(_)

@@ -4,13 +4,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// What tells the node to stop. Once it is made, a signal no more ends the process, and none is missed.
-pub(super) struct Stop {
+pub(crate) struct Stop {
     signals: Option<(Signal, Signal)>,
     quit: CancellationToken,
 }
 
 impl Stop {
-    pub(super) fn new(quit: CancellationToken) -> Self {
+    pub(crate) fn new(quit: CancellationToken) -> Self {
         let signals = signal(SignalKind::terminate())
             .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
             .inspect_err(|error| {
@@ -20,12 +20,12 @@ impl Stop {
     }
 
     /// What tells it once more.
-    pub(super) fn again(self) -> Self {
+    pub(crate) fn again(self) -> Self {
         Self { quit: CancellationToken::new(), ..self }
     }
 
     /// Fires at SIGTERM, SIGINT, or when `quit` is cancelled.
-    pub(super) async fn told(&mut self) {
+    pub(crate) async fn told(&mut self) {
         let Some((term, int)) = &mut self.signals else { return self.quit.cancelled().await };
         tokio::select! {
             _ = term.recv() => {}

@@ -1,8 +1,13 @@
 //! The command line, as written. Environment variables of ztunnel's chart keep their names.
 
+mod controlplane;
+
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+use self::controlplane::{CONTROL_PLANE_HELP, ROTATE_HELP};
+pub use self::controlplane::{ControlPlaneArgs, RotateRootArgs};
 
 /// The dataplane of one node of an ambient mesh.
 ///
@@ -23,6 +28,12 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Remove every trace of a node that is not running: programs, maps, rules, routes and changed settings
     Cleanup(CleanupArgs),
+    /// Tell nodes what the mesh consists of and sign their certificates, from a directory of YAML
+    #[command(after_long_help = CONTROL_PLANE_HELP)]
+    Controlplane(Box<ControlPlaneArgs>),
+    /// Take the next step of a change of the mesh's root of trust
+    #[command(after_long_help = ROTATE_HELP)]
+    RotateRoot(RotateRootArgs),
 }
 
 /// Arguments of `culvert run`.

@@ -2,6 +2,9 @@
 //!
 //! It signs for whoever asks; who may ask for which identity is the caller's matter. The files are read once, at start.
 
+mod rotation;
+mod signing;
+
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -21,6 +24,8 @@ use x509_parser::error::X509Error;
 
 use crate::issuer::{Issued, Issuer, IssuerError, Issuing};
 use crate::x509;
+pub use rotation::Rotated;
+pub use signing::Signed;
 
 const ROOT_FILE: &str = "ca.pem";
 const KEY_FILE: &str = "ca-key.pem";
@@ -88,6 +93,12 @@ pub enum AuthorityError {
         /// What the system said.
         source: io::Error,
     },
+    /// What was asked for is no request that can be signed.
+    #[error("the request is not a PKCS#10 request that its own key has signed")]
+    Request(#[source] rcgen::Error),
+    /// A step of a rotation comes before every node can know of the last one.
+    #[error("the last step of the rotation was less than {} ago, so nodes may not know of it; wait", hours(*.0))]
+    TooEarly(Duration),
     /// A certificate could not be made.
     #[error("sign a certificate for {subject}")]
     Sign {
@@ -169,20 +180,7 @@ impl Authority {
         if root_path.exists() {
             return Err(AuthorityError::Exists(root_path));
         }
-        let sign =
-            |source| AuthorityError::Sign { subject: format!("the root {common_name}"), source };
-
-        let key = KeyPair::generate().map_err(sign)?;
-        let now = SystemTime::now();
-        let mut params = CertificateParams::default();
-        params.not_before = (now - BACKDATE).into();
-        params.not_after = (now + ROOT_LIFETIME).into();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let root = params.self_signed(&key).map_err(sign)?;
-
+        let (root, key) = Self::make_root(common_name)?;
         fs::create_dir_all(dir)
             .map_err(|source| AuthorityError::Write { path: dir.to_owned(), source })?;
         write_new(&key_path, 0o600, &key.serialize_pem())?;
@@ -194,6 +192,22 @@ impl Authority {
             return Err(error);
         }
         Self::load(dir)
+    }
+
+    fn make_root(common_name: &str) -> Result<(rcgen::Certificate, KeyPair), AuthorityError> {
+        let sign =
+            |source| AuthorityError::Sign { subject: format!("the root {common_name}"), source };
+        let key = KeyPair::generate().map_err(sign)?;
+        let now = SystemTime::now();
+        let mut params = CertificateParams::default();
+        params.not_before = (now - BACKDATE).into();
+        params.not_after = (now + ROOT_LIFETIME).into();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let root = params.self_signed(&key).map_err(sign)?;
+        Ok((root, key))
     }
 
     /// Issues certificates that are valid for `ttl` from now on, instead of 24 hours.
@@ -277,6 +291,10 @@ fn may_sign(
         certificate.basic_constraints()?.is_some_and(|constraints| constraints.value.ca);
     let signs = certificate.key_usage()?.is_none_or(|usage| usage.value.key_cert_sign());
     Ok(authority && signs)
+}
+
+fn hours(duration: Duration) -> String {
+    format!("{} h", duration.as_secs().div_ceil(3600))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, AuthorityError> {

@@ -22,7 +22,7 @@ mod profile;
 mod revocation;
 mod x509;
 
-pub use authority::{Authority, AuthorityError};
+pub use authority::{Authority, AuthorityError, Rotated, Signed};
 pub use certificates::{
     CertificateDump, Certificates, IdentityDump, IdentityError, Retained, State,
 };
