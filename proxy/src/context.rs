@@ -19,9 +19,10 @@ use culvert_mesh::{
 use culvert_observe::{Connections, Observe};
 use culvert_sys::netns::Netns;
 use culvert_tls::Certificates;
+use http::uri::Authority;
 use tokio::sync::{Semaphore, watch};
 
-use crate::state::State;
+use crate::{outlook::PodOutlook, state::State};
 
 /// What all connections of the node share.
 pub(crate) struct NodeContext {
@@ -45,6 +46,7 @@ pub(crate) struct PodContext {
     pub(crate) addresses: Addresses,
     pub(crate) dialer: Dialer,
     pub(crate) pool: Pool<PeerKey>,
+    pub(crate) outlook: Arc<PodOutlook>,
     /// One for each peer that has not proved who it is: they can use up descriptors, and cost a handshake each.
     pub(crate) handshakes: Arc<Semaphore>,
     /// How far the pod's HBONE servers are on their way to the end.
@@ -57,6 +59,19 @@ pub(crate) struct PeerKey {
     pub(crate) source: Identity,
     pub(crate) expected: Vec<Identity>,
     pub(crate) gateway: SocketAddr,
+    /// For a connection within a tunnel of another, which is the one to `gateway`.
+    pub(crate) within: Option<Within>,
+}
+
+/// The outer tunnel of a connection to another network.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Within {
+    /// Who may answer for the gateway.
+    pub(crate) gateway: Vec<Identity>,
+    /// What the gateway is asked for.
+    pub(crate) authority: Authority,
+    /// Tells connections apart that lead to the same service.
+    pub(crate) lane: u8,
 }
 
 impl NodeContext {

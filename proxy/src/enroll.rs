@@ -30,6 +30,7 @@ use crate::{
     context::{NodeContext, PodContext},
     error::chain,
     inbound, outbound,
+    outlook::PodOutlook,
     pods::{PodSource, PodSpec},
     readiness::Latch,
     tasks::Tasks,
@@ -292,6 +293,7 @@ impl Enrolment {
                 timeout: timeouts.dial,
             },
             pool: Pool::new(PoolOptions { timeouts, ..PoolOptions::default() }, owns),
+            outlook: PodOutlook::new(),
             handshakes: Arc::new(Semaphore::new(HANDSHAKES)),
             phase: watch::Sender::new(Phase::Serving),
         });

@@ -2,6 +2,7 @@
 
 mod ending;
 mod failure;
+mod handover;
 mod permit;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -20,7 +21,7 @@ use culvert_mesh::{
     inbound::{Target, attribute, target},
     policy,
     reason::ResponseFlag,
-    workload::{TunnelProtocol, Workload},
+    workload::Workload,
 };
 use culvert_observe::{Connection, Denial, Direction, Flow, Party, Protocol, SecurityPolicy};
 use http::{HeaderMap, Method, StatusCode};
@@ -32,7 +33,8 @@ use crate::{
     flow::{Metered, end, refuse, reset},
 };
 use ending::Ending;
-use failure::{Handshake, Looped, NotConnect, Overloaded, Revoked, Unsupported, Withdrawn};
+use failure::{Handshake, Looped, NotConnect, Overloaded, Revoked, Undeliverable, Withdrawn};
+use handover::Handover;
 use permit::Permit;
 
 /// Serves one HBONE connection and every CONNECT on it.
@@ -99,7 +101,12 @@ pub(crate) async fn plaintext(ctx: Arc<PodContext>, captured: Captured) {
         return refuse(record, &stream, Denial::SelfCall, &Looped);
     }
     if node.proxy_ports.contains(&orig_dst.port()) {
-        return refuse(record, &stream, Denial::SelfCall, &Unsupported::ProxyPort(orig_dst.port()));
+        return refuse(
+            record,
+            &stream,
+            Denial::SelfCall,
+            &Undeliverable::ProxyPort(orig_dst.port()),
+        );
     }
     let local = match node.state.identify(&ctx.pod).await {
         Ok(local) => local,
@@ -187,21 +194,22 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
             return record.refuse(Denial::UnknownWorkload, &error);
         }
     };
-    if local.application_tunnel.is_some_and(|tunnel| tunnel.protocol == TunnelProtocol::Proxy) {
-        respond.refuse(StatusCode::SERVICE_UNAVAILABLE);
-        return record.refuse(Denial::NoRoute, &Unsupported::ProxyProtocol);
-    }
     let found = {
         let snapshot = node.state.load();
         target(&snapshot, &local, tunnel.own, &authority, node.proxy_ports).map(|found| {
             let hint = Some(forwarded.host.as_str()).filter(|host| !host.is_empty());
             let hinted = attribute(&snapshot, &local, found.app.port(), hint).cloned();
             let source = source(&ctx, &snapshot, &tunnel);
-            (Target { service: hinted.or(found.service), app: found.app }, source)
+            let handover = Handover::new(&local, &tunnel, &authority, &found);
+            (Target { service: hinted.or(found.service), app: found.app }, source, handover)
         })
     };
-    let (Target { app, service }, source) = match found {
-        Ok(found) => found,
+    let (Target { app, service }, source, handover) = match found {
+        Ok((_, _, Err(error))) => {
+            respond.refuse(StatusCode::SERVICE_UNAVAILABLE);
+            return record.refuse(Denial::NoRoute, &error);
+        }
+        Ok((target, source, Ok(handover))) => (target, source, handover),
         Err(refusal) => {
             let status = StatusCode::from_u16(refusal.status());
             respond.refuse(status.unwrap_or(StatusCode::BAD_REQUEST));
@@ -239,7 +247,7 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
         }
     };
     let dialled = tokio::select! {
-        dialled = ctx.dialer.dial(app, Leg::Delivery { client: tunnel.peer.ip() }) => dialled,
+        dialled = handover.deliver(&ctx, app, tunnel.peer.ip()) => dialled,
         denied = permit.withdrawn() => {
             respond.refuse(StatusCode::UNAUTHORIZED);
             return record.fail(ResponseFlag::Deny, &denied);

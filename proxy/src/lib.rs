@@ -19,6 +19,7 @@ pub mod enroll;
 mod flow;
 mod inbound;
 mod outbound;
+mod outlook;
 mod pods;
 mod revocations;
 mod state;

@@ -57,19 +57,20 @@ pub(crate) fn python_command(
     command
 }
 
-/// nghttpx on the HBONE port of pod x with x's identity: it ends TLS and HTTP/2, and hands each CONNECT to a
-/// forward proxy that dials the authority. Over the HTTP/1.1 between the two no direction can end by itself.
-struct Nghttpx {
-    process: Process,
-    onward: App,
+/// nghttpx on the HBONE port of a pod with the pod's identity: it ends TLS and HTTP/2, and hands each CONNECT to a
+/// forward proxy that dials the authority, or one thing always. Over the HTTP/1.1 between the two no direction can end
+/// by itself.
+pub(crate) struct Nghttpx {
+    pub(crate) process: Process,
+    pub(crate) onward: App,
 }
 
 impl Nghttpx {
-    fn start(topology: &Topology, ca: &Ca) -> Self {
-        let x = &topology.x;
-        let onward = App::start(&x.netns, Behaviour::ConnectProxy).unwrap();
+    pub(crate) fn start(topology: &Topology, ca: &Ca, x: &Pod, to: Option<SocketAddr>) -> Self {
+        let onward = App::start(&x.netns, Behaviour::ConnectProxy(to)).unwrap();
         let leaf = ca.issue(&x.identity(), Validity::Current).unwrap();
-        let (cert, key) = leaf.write(topology.dir(), "nghttpx").unwrap();
+        let name = format!("nghttpx-{}", x.name);
+        let (cert, key) = leaf.write(topology.dir(), &name).unwrap();
         let mut command = Command::new("nghttpx");
         command
             .args([
@@ -83,7 +84,7 @@ impl Nghttpx {
             .arg(format!("--frontend=*,{HBONE_PORT}"))
             .arg(format!("--backend=127.0.0.1,{}", onward.port()))
             .args([&key, &cert]);
-        let process = Process::spawn(&x.netns, topology.dir(), "nghttpx", &mut command).unwrap();
+        let process = Process::spawn(&x.netns, topology.dir(), &name, &mut command).unwrap();
         for family in Family::BOTH {
             let to = x.at(family, HBONE_PORT);
             let listens = poll::within(poll::SOON, || {
@@ -99,7 +100,7 @@ pub(crate) fn have_python() -> bool {
     require::tool(PYTHON, &["-c", "import h2"])
 }
 
-fn have_nghttpx() -> bool {
+pub(crate) fn have_nghttpx() -> bool {
     require::tool("nghttpx", &["--version"])
 }
 
@@ -112,7 +113,7 @@ fn the_third_parties_understand_each_other() {
     let ca = Ca::create(&topology.dir().join("ca")).unwrap();
     let x = &topology.x;
     let app = App::start(&x.netns, Behaviour::Echo).unwrap();
-    let nghttpx = Nghttpx::start(&topology, &ca);
+    let nghttpx = Nghttpx::start(&topology, &ca, x, None);
     for family in Family::BOTH {
         let finished = python(&topology, &ca, x, family, x.at(family, app.port()), "go");
         let want = format!("peer {}\nstatus 200\nreceived hello from python\n", x.identity());
@@ -154,7 +155,7 @@ fn culvert_is_served_by_nghttpx() {
     let file = MeshFile::new(&topology).workload(x, &topology.b, Protocol::Hbone);
     let mesh = Mesh::start(&topology, &file, Remains::Nothing).unwrap();
     let app = App::start(&x.netns, Behaviour::CloseFirst).unwrap();
-    let nghttpx = Nghttpx::start(&topology, &mesh.ca);
+    let nghttpx = Nghttpx::start(&topology, &mesh.ca, x, None);
     for family in Family::BOTH {
         let address = x.at(family, app.port());
         let reply =

@@ -41,8 +41,9 @@ pub enum Behaviour {
     CloseFirst,
     /// Answers HTTP/1.1 requests with this text.
     Http(String),
-    /// An HTTP/1.1 forward proxy that knows CONNECT only: dials what it is asked for and carries bytes both ways.
-    ConnectProxy,
+    /// An HTTP/1.1 forward proxy that knows CONNECT only: dials this, or else what it is asked for, and carries bytes
+    /// both ways.
+    ConnectProxy(Option<SocketAddr>),
 }
 
 /// How a connection ended, as the app saw it.
@@ -246,12 +247,12 @@ impl Connection<'_> {
                 self.stream.write_all(chunk.get(..length).unwrap_or_default()).await?;
                 Ok(End::Own)
             }
-            Behaviour::ConnectProxy => self.forward().await,
+            Behaviour::ConnectProxy(onward) => self.forward(*onward).await,
             Behaviour::Http(_) => Ok(End::Own),
         }
     }
 
-    async fn forward(&mut self) -> std::io::Result<End> {
+    async fn forward(&mut self, onward: Option<SocketAddr>) -> std::io::Result<End> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -266,7 +267,10 @@ impl Connection<'_> {
             self.stream.write_all(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n").await?;
             return Ok(End::Own);
         };
-        let mut onward = TcpStream::connect(target).await?;
+        let mut onward = match onward {
+            Some(onward) => TcpStream::connect(onward).await?,
+            None => TcpStream::connect(target).await?,
+        };
         self.stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
         tokio::io::copy_bidirectional(&mut self.stream, &mut onward).await?;
         Ok(End::Eof)

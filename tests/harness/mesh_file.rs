@@ -88,6 +88,37 @@ impl MeshFile {
         self
     }
 
+    /// Makes another pod provide the service, on `port`.
+    #[must_use]
+    pub fn also_by(mut self, pod: &Pod, port: u16) -> Self {
+        let services = self.workloads.iter().filter_map(|workload| workload.get("services"));
+        let provided = services.filter_map(Value::as_object).flat_map(serde_json::Map::keys);
+        let name = provided.last().cloned().unwrap_or_default();
+        let ports = BTreeMap::from([(VIP_PORT.to_string(), port)]);
+        self = self.field(pod, "services", json!({ name: ports }));
+        self
+    }
+
+    /// Sets a field of a pod's workload.
+    #[must_use]
+    pub fn field(mut self, pod: &Pod, name: &str, value: Value) -> Self {
+        let of_pod = |workload: &&mut Value| workload.get("uid") == Some(&json!(uid(pod)));
+        if let Some(fields) = self.workloads.iter_mut().find(of_pod).and_then(Value::as_object_mut)
+        {
+            fields.insert(name.to_owned(), value);
+        }
+        self
+    }
+
+    /// Sets a field of the service.
+    #[must_use]
+    pub fn service_field(mut self, name: &str, value: Value) -> Self {
+        for service in self.services.iter_mut().filter_map(Value::as_object_mut) {
+            service.insert(name.to_owned(), value.clone());
+        }
+        self
+    }
+
     /// Adds a policy.
     #[must_use]
     pub fn policy(mut self, policy: &Policy) -> Self {

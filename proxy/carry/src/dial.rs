@@ -45,6 +45,8 @@ pub enum Leg {
         /// The address of the client's application, or of the peer that speaks for it.
         client: IpAddr,
     },
+    /// To an application of this pod by its loopback interface, which is told of the client in other ways.
+    Loopback,
 }
 
 /// Dials for one pod.
@@ -148,6 +150,7 @@ impl Dialer {
     fn options(&self, dst: SocketAddr, leg: Leg, port: u16) -> StreamOptions {
         match leg {
             Leg::Passthrough | Leg::Hbone => StreamOptions { mark: self.proxy_mark, source: None },
+            Leg::Loopback => StreamOptions { mark: self.delivery_mark, source: None },
             Leg::Delivery { client } => {
                 let client = client.to_canonical();
                 // A pod that calls itself would connect a socket to its own 4-tuple's mirror.
@@ -187,6 +190,6 @@ impl DialError {
 fn hint(leg: Leg) -> &'static str {
     match leg {
         Leg::Hbone => "; does a network policy block its HBONE port?",
-        Leg::Passthrough | Leg::Delivery { .. } => "",
+        Leg::Passthrough | Leg::Delivery { .. } | Leg::Loopback => "",
     }
 }

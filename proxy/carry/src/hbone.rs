@@ -7,6 +7,7 @@
 pub mod client;
 pub mod headers;
 mod keepalive;
+mod nested;
 mod pool;
 mod read_ahead;
 pub mod server;

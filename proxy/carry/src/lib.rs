@@ -15,6 +15,7 @@ mod buffer;
 pub mod copy;
 pub mod dial;
 pub mod hbone;
+pub mod proxy_protocol;
 #[cfg(test)]
 mod testing;
 mod timeouts;

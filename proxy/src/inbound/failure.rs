@@ -1,7 +1,9 @@
 //! Why an inbound connection was refused before policy was asked.
 
+use std::io;
+
 use culvert_abi::MARK_MASK;
-use culvert_carry::hbone::server::AcceptError;
+use culvert_carry::{dial::DialError, hbone::server::AcceptError};
 use culvert_tls::HandshakeError;
 use http::Method;
 use socket2::SockRef;
@@ -61,11 +63,22 @@ pub(super) struct NotConnect {
     pub(super) method: Method,
 }
 
-/// What this build does not deliver.
+/// What is not delivered.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unsupported {
-    #[error("the workload asks for the PROXY protocol, which is not supported yet")]
-    ProxyProtocol,
+pub(super) enum Undeliverable {
+    #[error(
+        "the authority names a service without a virtual address, so that its connection has no destination to tell"
+    )]
+    NoAddress,
     #[error("port {0} belongs to the proxy itself")]
     ProxyPort(u16),
+}
+
+/// The application did not get its connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Undelivered {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("the application did not take the PROXY header")]
+    Header(#[source] io::Error),
 }

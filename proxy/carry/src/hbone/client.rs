@@ -7,7 +7,7 @@ use std::{
     fmt,
     future::{Future as _, poll_fn},
     io,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
@@ -28,8 +28,8 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    CONNECTION_WINDOW, FRAME_SIZE, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW, TLS_BUFFER,
-    keepalive, read_ahead::ReadAhead,
+    CONNECTION_WINDOW, FRAME_SIZE, OpenError, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW,
+    TLS_BUFFER, Tunnel, keepalive, nested::TunnelStream, read_ahead::ReadAhead,
 };
 use crate::{Timeouts, dial::DialError};
 
@@ -44,6 +44,9 @@ pub enum ConnectError {
     /// No TCP connection.
     #[error(transparent)]
     Dial(#[from] DialError),
+    /// No tunnel to the peer's network, within which the connection was to be.
+    #[error("no tunnel through the network's gateway")]
+    Gateway(#[source] Box<OpenError>),
     /// The TLS handshake failed: one of the two does not trust the other's certificate, or the peer speaks no TLS.
     #[error("TLS handshake with the peer")]
     Tls(#[source] io::Error),
@@ -114,10 +117,34 @@ pub async fn connect(
     tls: Arc<ClientConfig>,
     timeouts: &Timeouts,
 ) -> Result<Established, ConnectError> {
-    // TLS has no SNI for addresses, so none is sent even where the configuration forgot to turn it off.
     let name = tcp.peer_addr().map_err(ConnectError::Tls)?.ip();
     let local = tcp.local_addr().map_err(ConnectError::Tls)?.ip();
-    let connecting = TlsConnector::from(tls).connect(ServerName::from(name), ReadAhead::new(tcp));
+    secure(ReadAhead::new(tcp), name, Some(local), tls, timeouts).await
+}
+
+/// Makes an HBONE connection within `tunnel`, to what is at its far end. It is stale when the tunnel's connection is.
+pub async fn connect_through(
+    tunnel: Tunnel,
+    tls: Arc<ClientConfig>,
+    timeouts: &Timeouts,
+) -> Result<Established, ConnectError> {
+    let local = tunnel.local();
+    // What is there has no address that we know.
+    secure(TunnelStream::new(tunnel), Ipv4Addr::UNSPECIFIED.into(), local, tls, timeouts).await
+}
+
+async fn secure<IO>(
+    io: IO,
+    name: IpAddr,
+    local: Option<IpAddr>,
+    tls: Arc<ClientConfig>,
+    timeouts: &Timeouts,
+) -> Result<Established, ConnectError>
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    // TLS has no SNI for addresses, so none is sent even where the configuration forgot to turn it off.
+    let connecting = TlsConnector::from(tls).connect(ServerName::from(name), io);
     let mut stream = match timeout(timeouts.tls_handshake, connecting).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(ConnectError::Tls(error)),
@@ -126,7 +153,7 @@ pub async fn connect(
     let session = stream.get_mut().1;
     session.set_buffer_limit(Some(TLS_BUFFER));
     let peer = session.peer_certificates().map(<[_]>::to_vec).unwrap_or_default();
-    Ok(Established { local: Some(local), peer, ..handshake(Box::new(stream), timeouts).await? })
+    Ok(Established { local, peer, ..handshake(Box::new(stream), timeouts).await? })
 }
 
 pub(crate) async fn handshake<IO>(io: IO, timeouts: &Timeouts) -> Result<Established, ConnectError>

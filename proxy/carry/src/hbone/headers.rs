@@ -20,6 +20,9 @@ pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 /// W3C Trace Context.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
+/// The network that a CONNECT within a tunnel to another one comes from.
+pub const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
+
 /// Longest value taken from a peer's baggage; the longest Kubernetes name has 253 bytes.
 const MAX_VALUE: usize = 256;
 

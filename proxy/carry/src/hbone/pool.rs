@@ -240,7 +240,7 @@ impl<K: Key> Pool<K> {
         if response.status() != StatusCode::OK {
             return Err(OpenError::Refused(response.status()));
         }
-        Ok(Tunnel::client(stream, response.into_body(), slot))
+        Ok(Tunnel::client(stream, response.into_body(), pooled.local, slot))
     }
 
     /// Ends when the connection has become stale.

@@ -2,7 +2,7 @@
 //!
 //! It carries no bytes itself: [`crate::copy::tunnel`] does.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
@@ -17,17 +17,28 @@ pub struct Tunnel {
     pub(crate) send: SendStream<Bytes>,
     pub(crate) recv: RecvStream,
     ended: bool,
+    /// The address that its connection was dialled from, if that was ours to dial.
+    local: Option<IpAddr>,
     /// Counts this stream against its connection's limit.
     _slot: Option<Slot>,
 }
 
 impl Tunnel {
-    pub(super) fn client(send: SendStream<Bytes>, recv: RecvStream, slot: Slot) -> Self {
-        Self { send, recv, ended: false, _slot: Some(slot) }
+    pub(super) fn client(
+        send: SendStream<Bytes>,
+        recv: RecvStream,
+        local: Option<IpAddr>,
+        slot: Slot,
+    ) -> Self {
+        Self { send, recv, ended: false, local, _slot: Some(slot) }
     }
 
     pub(super) fn server(send: SendStream<Bytes>, recv: RecvStream) -> Self {
-        Self { send, recv, ended: false, _slot: None }
+        Self { send, recv, ended: false, local: None, _slot: None }
+    }
+
+    pub(super) fn local(&self) -> Option<IpAddr> {
+        self.local
     }
 
     /// The stream needs no reset any more: both directions have ended, or it has been reset.

@@ -43,7 +43,7 @@ pub(super) struct Pooled {
     pub(super) send: SendRequest<Bytes>,
     pub(super) slots: Arc<Slots>,
     /// The address that it was dialled from, unless it is not over TCP.
-    local: Option<IpAddr>,
+    pub(super) local: Option<IpAddr>,
 }
 
 /// Whether an address can still be used as the source of connections.
