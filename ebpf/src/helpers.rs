@@ -36,11 +36,14 @@ use culvert_abi::{Outcome, PodAddr, PodNetwork, Slot};
 use crate::{
     Family, Owner,
     endpoint::{Connection, Endpoint, v4_mapped, v6},
+    host::Maker,
     packet::{Frame, Position},
 };
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
+const AF_PACKET: u32 = 17;
+const AF_XDP: u32 = 44;
 const SOCK_STREAM: u32 = 1;
 const IPPROTO_TCP: u32 = 6;
 const SOL_SOCKET: c_int = 1;
@@ -408,15 +411,32 @@ impl Skb<'_> {
         load!(self.0.skb.skb, __sk_buff, ifindex)
     }
 
-    /// The full socket that it is of, if there is one.
+    /// The socket that it is of, if there is one.
     #[inline(always)]
-    fn socket(&self) -> Option<NonNull<bpf_sock>> {
+    fn any_socket(&self) -> Option<NonNull<bpf_sock>> {
         // SAFETY: the context is the kernel's.
         let field = unsafe { &raw const (*self.0.skb.skb).__bindgen_anon_2 };
         // SAFETY: as above; a pointer in a context is loaded whole, as the verifier demands.
         let sk = unsafe { field.cast::<*mut bpf_sock>().read() };
+        NonNull::new(sk)
+    }
+
+    /// What its socket tells of who made it.
+    #[inline(always)]
+    pub fn maker(&self) -> Maker {
+        let Some(sk) = self.any_socket() else { return Maker::Unknown };
+        match load!(sk.as_ptr(), bpf_sock, family) {
+            AF_PACKET | AF_XDP => Maker::Hand,
+            _ => Maker::Kernel,
+        }
+    }
+
+    /// The full socket that it is of, if there is one.
+    #[inline(always)]
+    fn socket(&self) -> Option<NonNull<bpf_sock>> {
+        let sk = self.any_socket()?;
         // SAFETY: the helper takes the socket of a context, once that is known to be there.
-        NonNull::new(sk).and_then(|sk| NonNull::new(unsafe { bpf_sk_fullsock(sk.as_ptr()) }))
+        NonNull::new(unsafe { bpf_sk_fullsock(sk.as_ptr()) })
     }
 
     /// Whether [`Socket::set_bypass`] has noted that it may leave without capture.

@@ -18,6 +18,7 @@
 pub mod endpoint;
 pub mod exempt;
 pub mod guard;
+pub mod host;
 pub mod inbound;
 pub mod outbound;
 pub mod packet;

@@ -32,6 +32,8 @@ pub struct Config {
     pub when_down: WhenDown,
     /// Whose connections are probes.
     pub probe_cgroup: ProbeCgroup,
+    /// Stop what pods send past their own filters at the node's end.
+    pub guard_host: bool,
     /// Undo everything at exit.
     pub ephemeral: bool,
     /// Admin endpoints, loopback only.
@@ -110,6 +112,7 @@ impl Config {
             steering: args.steering,
             when_down: args.when_down,
             probe_cgroup: args.probe_cgroup,
+            guard_host: args.guard_host,
             ephemeral: args.ephemeral,
             admin: SocketAddr::from(([127, 0, 0, 1], args.admin_port)),
             stats: SocketAddr::from(([0_u16; 8], args.stats_port)),

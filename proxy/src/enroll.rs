@@ -42,6 +42,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// How long a listener goes on once its tasks drain: until the runtime has been told of what is in its queue.
 const LAST_CALL: Duration = Duration::from_millis(50);
 
+/// How long a listener goes on at most where its queue does not empty, because a successor has not taken its slot.
+const LATEST_CALL: Duration = Duration::from_secs(1);
+
 /// Peers of a pod that may be in their handshake at a time: a burst of clients fits, a flood does not.
 const HANDSHAKES: usize = 1024;
 
@@ -397,13 +400,20 @@ async fn keep_certificate(context: Arc<PodContext>, draining: CancellationToken)
 /// Takes connections until the tasks drain, then what the kernel has accepted already: closing the listener resets them.
 async fn accept(listener: Listener, context: Arc<PodContext>, tasks: Tasks) {
     let draining = tasks.draining();
-    let closing = async {
-        draining.cancelled().await;
-        tokio::time::sleep(LAST_CALL).await;
+    let after = |time| {
+        let draining = &draining;
+        async move {
+            draining.cancelled().await;
+            tokio::time::sleep(time).await;
+        }
     };
-    tokio::pin!(closing);
+    let (closing, closed) = (after(LAST_CALL), after(LATEST_CALL));
+    tokio::pin!(closing, closed);
     loop {
         let captured = tokio::select! {
+            // On a busy machine the timer is as late as everything else: the queue comes first.
+            biased;
+            () = &mut closed => return,
             captured = listener.accept() => captured,
             () = &mut closing => return,
         };

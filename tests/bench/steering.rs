@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use culvert_capture::{
-    BpfLog, Listener, Node, NodeOptions, ProbeCgroup, Role, Settings, Steering, WhenDown,
+    BpfLog, GuardHost, Listener, Node, NodeOptions, ProbeCgroup, Role, Settings, Steering, WhenDown,
 };
 use culvert_sys::{cgroup::Hierarchy, netns::Netns};
 use culvert_tests::{netns, poll, process::Process, topology::Topology};
@@ -180,6 +180,7 @@ pub(crate) fn serve(options: &Serve) -> Result<()> {
             steering,
             when_down: WhenDown::Hold,
             probes: ProbeCgroup::Off,
+            guard_host: GuardHost::Off,
             log: BpfLog::Off,
         })
     };

@@ -21,7 +21,7 @@ use culvert_tests::{
     poll,
     process::{Finished, finish},
     require,
-    tap::{HBONE_PORT, Tap},
+    tap::{HBONE_PORT, Tap, WIRE},
     topology::{Family, Node, Pod, Topology},
 };
 
@@ -316,6 +316,17 @@ fn send_syns(
     count: u32,
     mark: u32,
 ) -> Finished {
+    send_frames(node, pod, from, to, &[count.to_string(), mark.to_string()])
+}
+
+/// What `syns.py` sends, by its last arguments.
+fn send_frames(
+    node: &Node,
+    pod: &Pod,
+    from: SocketAddr,
+    to: SocketAddr,
+    more: &[String],
+) -> Finished {
     let link = format!("cali-{}", pod.name);
     let shown = node.netns.output("ip", &["-o", "link", "show", &link]).unwrap();
     let gateway = shown.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
@@ -326,9 +337,8 @@ fn send_syns(
         &from.ip().to_string(),
         &to.ip().to_string(),
         &to.port().to_string(),
-        &count.to_string(),
-        &mark.to_string(),
     ]);
+    command.args(more);
     finish(&pod.netns, &mut command, poll::SOON * 2).unwrap()
 }
 
@@ -358,6 +368,94 @@ fn syns_that_a_pod_sends_past_its_tcp_do_not_leave_it() {
     });
     let report = outside.stop();
     assert_eq!(report.segments.iter().find(|segment| segment.opens()), None);
+}
+
+/// A SYN, and what belongs to no connection: by flags of TCP.
+const FLAGS: [&str; 4] = ["0x02", "0x10", "0x12", "0x18"];
+const EACH: usize = 20;
+
+/// Sends frames from a2 to x past the hooks of tc; how many reached the wire.
+fn reach_the_wire(topology: &Topology, port: u16) -> usize {
+    let (a2, x) = (&topology.a2, &topology.x);
+    let wire = Tap::start(&topology.wire, WIRE, &[]).unwrap();
+    for family in Family::BOTH {
+        for flags in FLAGS {
+            let more = [EACH.to_string(), "0".to_owned(), flags.to_owned()];
+            let to = x.at(family, port);
+            let sent = send_frames(&topology.a, a2, a2.at(family, 0), to, &more);
+            assert_eq!((sent.code, sent.stdout.trim()), (0, "sent 20"), "{}", sent.stderr);
+        }
+    }
+    // What came after them has reached it.
+    let behind = SocketAddr::from(([10, 0, 0, 2], 9));
+    drop(topology.a.netns.run(|| client::dial_within(behind, PATIENCE)));
+    poll::until(poll::SOON, "the wire to be read", || {
+        wire.look().segments.iter().any(|segment| segment.dst == behind).then_some(())
+    });
+    wire.stop().segments.iter().filter(|segment| segment.dst.port() == port).count()
+}
+
+#[test]
+fn frames_past_the_pods_own_filters_are_stopped_at_the_nodes_end() {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools()) else { return };
+    let (a1, a2, b1, x) = (&topology.a1, &topology.a2, &topology.b1, &topology.x);
+    let all = Family::BOTH.len() * FLAGS.len() * EACH;
+    let off = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    assert_eq!(reach_the_wire(&topology, 7), all, "without `--guard-host`");
+    drop(off);
+
+    let (file, on) = (MeshFile::new(&topology), ["--guard-host"]);
+    let mut mesh = Mesh::start_with(&topology, &file, Remains::Pins, &on).unwrap();
+    mesh.a.set_pods(&[a1]).unwrap();
+    await_filters(&a2.netns, "eth0", &[]);
+    await_filters(&topology.a.netns, "cali-a2", &[]);
+    assert_eq!(reach_the_wire(&topology, 7), all, "a2 is not captured");
+    let apps = [a2, b1, x].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
+    let [on_a2, on_b1, on_x] = apps.each_ref().map(App::port);
+    let mut before: Vec<_> = Family::BOTH
+        .iter()
+        .flat_map(|family| [(a2, x.at(*family, on_x)), (x, a2.at(*family, on_a2))])
+        .map(|(from, to)| from.netns.run(|| client::dial(to)).unwrap())
+        .collect();
+
+    mesh.a.set_pods(&[a1, a2]).unwrap();
+    await_filters(&topology.a.netns, "cali-a2", &["guard_host"]);
+    assert_eq!(reach_the_wire(&topology, 7), 0);
+    let counted = || {
+        let labels = [("program", "guard_host"), ("outcome", "handmade")];
+        mesh.a.metrics().unwrap().sum("culvert_bpf_outcomes_total", &labels)
+    };
+    poll::until(poll::SOON, "all to be counted", || {
+        u32::try_from(all).is_ok_and(|all| counted() >= f64::from(all)).then_some(())
+    });
+    for family in Family::BOTH {
+        let since = mesh.a.flows().len();
+        talks(a2, b1.at(family, on_b1), "to the mesh");
+        carried(&mesh.a, since, Direction::Outbound, b1.at(family, on_b1));
+        talks(a2, x.at(family, on_x), "out of the mesh");
+        for from in [b1, x, a1] {
+            talks(from, a2.at(family, on_a2), "in");
+        }
+    }
+    for stream in &mut before {
+        assert_eq!(client::ping(stream, b"before").unwrap(), b"before");
+    }
+    // Of all that was ordinary nothing was dropped, and nothing came by without its socket.
+    for outcome in ["uncaptured", "unowned"] {
+        let labels = [("program", "guard_host"), ("outcome", outcome)];
+        let count = mesh.a.metrics().unwrap().sum("culvert_bpf_outcomes_total", &labels);
+        assert!(count < 1.0, "{outcome}: {count}");
+    }
+
+    mesh.a.kill();
+    assert_eq!(reach_the_wire(&topology, 7), 0, "without a proxy");
+    mesh.a.launch().unwrap();
+    mesh.a.wait_ready().unwrap();
+    talks(a2, b1.at(Family::V4, on_b1), "after a restart");
+    assert_eq!(reach_the_wire(&topology, 7), 0, "after a restart");
+    mesh.a.set_pods(&[a1]).unwrap();
+    await_filters(&topology.a.netns, "cali-a2", &[]);
+    talks(a2, x.at(Family::V4, on_x), "un-enrolled");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 """Sends TCP SYNs as whole frames, past the TCP of this namespace: COUNT of them, each from the next port.
 
-usage: syns.py DEVICE GATEWAY-MAC SOURCE DESTINATION PORT COUNT MARK
+With FLAGS they have these flags of TCP instead, and are sent past the hooks of tc, too.
+
+usage: syns.py DEVICE GATEWAY-MAC SOURCE DESTINATION PORT COUNT MARK [FLAGS]
 """
 
 import ipaddress
@@ -8,7 +10,8 @@ import socket
 import struct
 import sys
 
-device, gateway, source, destination, port, count, mark = sys.argv[1:]
+device, gateway, source, destination, port, count, mark, *rest = sys.argv[1:]
+flags = int(rest[0], 0) if rest else 2
 source, destination = ipaddress.ip_address(source), ipaddress.ip_address(destination)
 
 
@@ -20,7 +23,7 @@ def checksum(data):
 
 
 def segment(source_port):
-    fields = [source_port, int(port), source_port * 7919, 0, 5 << 4, 2, 64240, 0, 0]
+    fields = [source_port, int(port), source_port * 7919, 0, 5 << 4, flags, 64240, 0, 0]
     layout = "!HHIIBBHHH"
     pseudo = source.packed + destination.packed + struct.pack("!II", 20, 6)
     fields[7] = checksum(pseudo + struct.pack(layout, *fields))
@@ -38,6 +41,8 @@ def header():
 
 out = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
 out.setsockopt(socket.SOL_SOCKET, 36, int(mark, 0))  # SO_MARK
+if rest:
+    out.setsockopt(263, 20, 1)  # SOL_PACKET, PACKET_QDISC_BYPASS
 out.bind((device, 0))
 with open(f"/sys/class/net/{device}/address", encoding="ascii") as file:
     own = file.read().strip()

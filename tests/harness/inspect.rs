@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{culvert::Culvert, netns::Netns};
 
 /// The names that culvert gives its filters.
-pub const OUR_FILTERS: [&str; 3] = ["hold_in", "hold_out", "guard"];
+pub const OUR_FILTERS: [&str; 4] = ["hold_in", "hold_out", "guard", "guard_host"];
 
 /// A program at a hook of tc.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

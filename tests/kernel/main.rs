@@ -10,6 +10,7 @@ mod cgroup;
 mod fixture;
 mod lookups;
 mod netns;
+mod node_end;
 mod objects;
 mod outcomes;
 mod packets;

@@ -328,6 +328,14 @@ outcomes! {
     GuardDnsOpen = 34, "guard", "dns_open";
     /// A DNS query could not be rewritten and was dropped.
     GuardDnsFailed = 35, "guard", "dns_failed";
+    /// TCP that a packet socket sent around `guard` was dropped at the node's end of the interface.
+    HostHandmade = 36, "guard_host", "handmade";
+    /// A SYN that `guard` has not stopped was dropped there.
+    HostUncaptured = 37, "guard_host", "uncaptured";
+    /// A SYN whose sender is not known there passed: the device has taken its socket off.
+    HostUnowned = 38, "guard_host", "unowned";
+    /// What would have been dropped there passed, because the proxy is gone and the node is open then.
+    HostOpen = 39, "guard_host", "open";
 }
 
 const _: () = {

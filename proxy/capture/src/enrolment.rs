@@ -30,6 +30,7 @@ use crate::{
     listeners::{self, Listener},
     maps::failed,
     node::{Loaded, Steering},
+    node_end::NodeGuard,
     object::{self, Loader, programs},
     pins::{PodPins, pin_error},
     pod::{Addresses, Changes, Inner, Pod, Steered, sync_routing},
@@ -132,6 +133,13 @@ fn install(
             hold_out: FilterProgram::load(&mut object, programs::HOLD_OUT)?,
             guard: FilterProgram::load(&mut object, programs::GUARD)?,
         },
+        node_guard: match &node.guard_host {
+            Some(home) => Some(NodeGuard {
+                program: FilterProgram::load(&mut object, programs::GUARD_HOST)?,
+                home: home.clone(),
+            }),
+            None => None,
+        },
         upkeep: Mutex::default(),
     };
     fill_slots(sock_map, &listeners, &queries)?;
@@ -144,7 +152,7 @@ fn install(
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     let captured_before = pins.is_attached();
     attach_lookup(lookup, netns, pins)?;
-    let inside = &mut Inside { netns, rtnl: &mut rtnl, now: &now };
+    let inside = &mut Inside::pod(netns, &mut rtnl, &now);
     steered.attach_holds(inside, Existing::Replace)?;
 
     // Commit point.
@@ -156,10 +164,11 @@ fn install(
         wait_for_syns();
     }
     steered.attach_guards(inside, Existing::Replace)?;
+    let ends = steered.attach_node_guards(inside, &settings.exclude_interfaces, None)?;
 
     // What is left over is counted at the watch's first look.
     *steered.upkeep() =
-        Upkeep::new(&now, Held { addresses: tracked, contested, excluded, entries });
+        Upkeep::new(&now, ends, Held { addresses: tracked, contested, excluded, entries });
     let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings.clone()));
     let steered = Some(steered);
     let inner = Inner { id, netns: netns.clone(), addresses, counts, settings, steered };

@@ -79,11 +79,29 @@ impl WhenDown {
     }
 }
 
-/// A pod's namespace while its hooks are looked after.
+/// Which end of a pod's interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// In the pod.
+    Pod,
+    /// In the node's namespace.
+    Node,
+}
+
+/// A namespace while the hooks there are looked after.
 pub(crate) struct Inside<'a> {
     pub(crate) netns: &'a Netns,
     pub(crate) rtnl: &'a mut Rtnl,
+    /// What the pod has.
     pub(crate) now: &'a Interfaces,
+    pub(crate) side: Side,
+}
+
+impl<'a> Inside<'a> {
+    /// A pod's.
+    pub(crate) fn pod(netns: &'a Netns, rtnl: &'a mut Rtnl, now: &'a Interfaces) -> Self {
+        Self { netns, rtnl, now, side: Side::Pod }
+    }
 }
 
 impl Steered {
@@ -120,7 +138,8 @@ impl Steered {
         Ok(())
     }
 
-    fn attach(
+    /// Attaches a program.
+    pub(crate) fn attach(
         &self,
         inside: &mut Inside<'_>,
         interface: &Interface,
@@ -154,7 +173,7 @@ impl Steered {
             // Of a version that had netlink filters alone: it goes once the link is in.
             Existing::Replace => {
                 detach_filter(inside, interface, filter)?;
-                self.drop_qdisc(inside, interface)
+                drop_qdisc(&self.pins, inside, interface)
             }
             Existing::Keep(known) => {
                 let repair = match standing {
@@ -164,7 +183,7 @@ impl Steered {
                 };
                 if known.contains(&interface.index) {
                     let what = format_args!("{} of {}, by a tcx link", filter.name, interface.name);
-                    self.counts.repaired(inside.netns.inode(), repair, what);
+                    self.counts.repaired(self.pins.id(), repair, what);
                 }
                 Ok(())
             }
@@ -200,53 +219,43 @@ impl Steered {
                 known.contains(index)
             }
         };
-        let qdisc = self.ensure_qdisc(id, inside.rtnl, interface)?;
+        if inside.side == Side::Node {
+            // Whoever removes it must find the namespace first, and would not look for it in vain.
+            self.pins.note_node_filter(*index)?;
+        }
+        let qdisc = self.ensure_qdisc(inside, interface)?;
         if repairs && qdisc == Qdisc::Made {
-            self.counts.repaired(id, Repair::Qdisc, format_args!("the clsact qdisc of {name}"));
+            self.counts.repaired(
+                self.pins.id(),
+                Repair::Qdisc,
+                format_args!("the clsact qdisc of {name}"),
+            );
         }
         filters::attach(inside.rtnl, *index, filter, program.fd.as_fd()).in_netns(id, attempt())?;
         if repairs {
             let what = format_args!("filter {} of {name}", filter.name);
-            self.counts.repaired(id, Repair::Filter, what);
+            self.counts.repaired(self.pins.id(), Repair::Filter, what);
         }
         Ok(())
-    }
-
-    /// Removes a qdisc that was made for filters, once none is left on it.
-    fn drop_qdisc(
-        &self,
-        inside: &mut Inside<'_>,
-        interface: &Interface,
-    ) -> Result<(), CaptureError> {
-        if !self.pins.has_qdisc(interface.index) {
-            return Ok(());
-        }
-        let attempt = format!("remove the clsact qdisc of {}", interface.name);
-        match filters::remove_qdisc_if_unused(inside.rtnl, interface.index) {
-            Ok(false) => Ok(()),
-            Ok(true) => self.pins.forget_qdisc(interface.index),
-            refused => refused.in_netns(inside.netns.inode(), attempt).map(drop),
-        }
     }
 
     /// The note comes first: a qdisc of ours without one would never be removed.
     fn ensure_qdisc(
         &self,
-        id: u32,
-        rtnl: &mut Rtnl,
+        inside: &mut Inside<'_>,
         interface: &Interface,
     ) -> Result<Qdisc, CaptureError> {
-        let Interface { index, name, .. } = interface;
-        if self.pins.has_qdisc(*index) {
-            let attempt = format!("add a clsact qdisc to {name}");
-            return filters::add_qdisc(rtnl, *index).in_netns(id, attempt);
+        let (id, side, index) = (inside.netns.inode(), inside.side, interface.index);
+        let attempt = format!("add a clsact qdisc to {}", interface.name);
+        if self.pins.has_qdisc(side, index) {
+            return filters::add_qdisc(inside.rtnl, index).in_netns(id, attempt);
         }
-        self.pins.note_qdisc(*index)?;
-        let added = filters::add_qdisc(rtnl, *index);
+        self.pins.note_qdisc(side, index)?;
+        let added = filters::add_qdisc(inside.rtnl, index);
         if !matches!(added, Ok(Qdisc::Made)) {
-            self.pins.forget_qdisc(*index)?;
+            self.pins.forget_qdisc(side, index)?;
         }
-        added.in_netns(id, format!("add a clsact qdisc to {name}"))
+        added.in_netns(id, attempt)
     }
 }
 
@@ -264,8 +273,10 @@ pub(crate) fn detach(
 /// Removes the links of interfaces that the pod does not have (any more).
 pub(crate) fn remove_links_but(pins: &PodPins, now: &Interfaces) -> Result<(), CaptureError> {
     let there: BTreeSet<u32> = now.iter().map(|interface| interface.index).collect();
-    let links = pins.tc_links()?.into_iter().filter(|link| !there.contains(&link.interface));
-    links.into_iter().try_for_each(|link| tcx::remove(&link.path))
+    let links = pins.tc_links()?.into_iter().filter(|link| link.program != programs::GUARD_HOST);
+    links
+        .filter(|link| !there.contains(&link.interface))
+        .try_for_each(|link| tcx::remove(&link.path))
 }
 
 fn detach_filter(
@@ -275,6 +286,21 @@ fn detach_filter(
 ) -> Result<(), CaptureError> {
     filters::detach(inside.rtnl, interface.index, filter)
         .in_netns(inside.netns.inode(), format!("detach {} from {}", filter.name, interface.name))
+}
+
+/// Removes a qdisc that was made for filters, once none is left on it.
+pub(crate) fn drop_qdisc(
+    pins: &PodPins,
+    inside: &mut Inside<'_>,
+    interface: &Interface,
+) -> Result<(), CaptureError> {
+    let (side, index) = (inside.side, interface.index);
+    if !pins.has_qdisc(side, index) {
+        return Ok(());
+    }
+    let removed = filters::remove_qdisc_if_unused(inside.rtnl, index)
+        .in_netns(inside.netns.inode(), format!("remove the clsact qdisc of {}", interface.name))?;
+    if removed { pins.forget_qdisc(side, index) } else { Ok(()) }
 }
 
 fn place<'a>(

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use rtnetlink::packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
-    link::{LinkAttribute, LinkFlags, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
 };
 
 use crate::{
@@ -47,6 +47,17 @@ pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) kind: Kind,
+    /// The other end, of a veth.
+    pub(crate) peer: Option<Peer>,
+}
+
+/// The other end of a veth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Its index in the namespace where it is.
+    pub(crate) index: u32,
+    /// How the veth's own namespace numbers that one; `None` if it is the same.
+    pub(crate) netns: Option<i32>,
 }
 
 /// What an interface is to capture.
@@ -217,7 +228,21 @@ fn interface(message: &RouteNetlinkMessage) -> Option<Interface> {
     } else {
         Kind::Outside
     };
-    Some(Interface { index: link.header.index, name, kind })
+    Some(Interface { index: link.header.index, name, kind, peer: peer(link) })
+}
+
+fn peer(link: &LinkMessage) -> Option<Peer> {
+    let veth = LinkInfo::Kind(InfoKind::Veth);
+    let (mut is_veth, mut index, mut netns) = (false, None, None);
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::LinkInfo(info) => is_veth = info.contains(&veth),
+            LinkAttribute::Link(other) => index = Some(*other),
+            LinkAttribute::LinkNetNsId(id) => netns = Some(*id),
+            _ => {}
+        }
+    }
+    is_veth.then_some(Peer { index: index?, netns })
 }
 
 fn address(message: &RouteNetlinkMessage) -> Option<Address> {
@@ -261,7 +286,8 @@ mod tests {
     use super::*;
 
     fn interfaces(addresses: &[(&str, u32, Standing)]) -> Interfaces {
-        let interface = |index, name: &str, kind| Interface { index, name: name.to_owned(), kind };
+        let interface =
+            |index, name: &str, kind| Interface { index, name: name.to_owned(), kind, peer: None };
         Interfaces {
             interfaces: vec![
                 interface(1, "lo", Kind::Loopback),

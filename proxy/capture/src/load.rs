@@ -13,6 +13,7 @@ use culvert_abi::Outcome;
 use culvert_sys::{
     caps::{Capability, Effective},
     cgroup,
+    netns::Netns,
 };
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     error::{CaptureError, HostError, chain},
     logs::BpfLogs,
     maps::Maps,
-    node::{BpfLog, Loaded, Marking, NodeOptions, SharedMaps, WhenDown},
+    node::{BpfLog, GuardHost, Loaded, Marking, NodeOptions, SharedMaps, WhenDown},
     object::{self, Loader, programs},
     pins::{self, NodePins, PodPins, VersionPins},
     probes::{self, Probes, Surroundings},
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// Loads and attaches all that a node has once. Where that fails on a node that is new, nothing of it is left.
-pub(crate) fn load(options: &NodeOptions) -> Result<Loaded, CaptureError> {
+pub(crate) fn load(options: &NodeOptions, home: &Netns) -> Result<Loaded, CaptureError> {
     check_capabilities()?;
     let root = cgroup::id(&options.cgroup_root).map_err(HostError::Cgroup)?;
     let own = cgroup::id(&options.own_cgroup).map_err(HostError::Cgroup)?;
@@ -47,6 +48,10 @@ pub(crate) fn load(options: &NodeOptions) -> Result<Loaded, CaptureError> {
             marking,
             link: Mutex::new(link),
             when_down: options.when_down,
+            guard_host: match options.guard_host {
+                GuardHost::Off => None,
+                GuardHost::On => Some(home.clone()),
+            },
             probes,
             logs: Mutex::new(logs),
         }),

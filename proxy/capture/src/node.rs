@@ -42,6 +42,15 @@ pub enum BpfLog {
     On,
 }
 
+/// Whether frames that a pod sends past its own filters are stopped at the node's end of its interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuardHost {
+    /// Nothing is attached in the node's namespace.
+    Off,
+    /// They are.
+    On,
+}
+
 /// What becomes of new connections of pods and to them while no process holds the node. Those of before are reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenDown {
@@ -70,6 +79,8 @@ pub struct NodeOptions {
     pub when_down: WhenDown,
     /// Whose connections to pods are probes, which are not captured.
     pub probes: ProbeCgroup,
+    /// Whether the node's end of pods' interfaces is guarded.
+    pub guard_host: GuardHost,
     /// Whether the programs log.
     pub log: BpfLog,
 }
@@ -109,6 +120,8 @@ pub(crate) struct Loaded {
     /// What marks, where that must end with the process.
     pub(crate) link: Mutex<Option<FdLink>>,
     pub(crate) when_down: WhenDown,
+    /// Where the node's ends of the pods' interfaces are, if they are to be guarded.
+    pub(crate) guard_host: Option<Netns>,
     pub(crate) probes: Option<Probes>,
     pub(crate) logs: Mutex<Option<BpfLogs>>,
 }
@@ -136,7 +149,7 @@ impl Node {
         let home = Netns::current().map_err(HostError::from)?;
         let engine = match options.steering {
             Steering::Redirect => Engine::Redirect,
-            Steering::Ebpf => Engine::Ebpf(Box::new(load(options)?)),
+            Steering::Ebpf => Engine::Ebpf(Box::new(load(options, &home)?)),
         };
         Ok(Self { home, engine, counts: Arc::default() })
     }
@@ -231,8 +244,8 @@ impl Node {
         self.counts.repairs()
     }
 
-    /// What the watches of all pods could not do: `refused` and `panicked` looks, and each `address_ignored` because a pod
-    /// had too many. Since the process started.
+    /// What the watches of all pods could not do: `refused` and `panicked` looks, each `address_ignored` because a pod
+    /// had too many, and each interface that is `unguarded` in spite of [`GuardHost::On`]. Since the process started.
     pub fn failures(&self) -> Vec<(&'static str, u64)> {
         self.counts.failures()
     }

@@ -46,6 +46,7 @@ pub(crate) mod programs {
     pub(crate) const HOLD_IN: &str = "hold_in";
     pub(crate) const HOLD_OUT: &str = "hold_out";
     pub(crate) const GUARD: &str = "guard";
+    pub(crate) const GUARD_HOST: &str = "guard_host";
 }
 
 /// Loads the objects of one node, with their maps pinned, or reused where they are pinned already.

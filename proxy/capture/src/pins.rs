@@ -9,6 +9,8 @@
 //!         pick_listener              its sk_lookup link
 //!         tc/<interface index>-<program>
 //!         qdiscs/<interface index>/  a clsact qdisc of our making, where the kernel has no tcx links
+//!         node-qdiscs/<index>/       the same of the node's end of an interface
+//!         node-filters/<index>/      a filter of ours on the node's end of an interface
 //! ```
 //!
 //! Knows paths and locks; what is pinned there is the business of `node`, `enrolment` and `removal`.
@@ -29,8 +31,14 @@ use nix::sys::{
 
 use crate::{
     error::{CaptureError, HostError},
+    hooks::Side,
     object::programs,
 };
+
+/// Folders of notes about a pod.
+const QDISCS: &str = "qdiscs";
+const NODE_QDISCS: &str = "node-qdiscs";
+const NODE_FILTERS: &str = "node-filters";
 
 /// Mounts a bpffs at `path` where none is.
 pub(crate) fn ensure_bpffs(path: &Path) -> Result<(), HostError> {
@@ -200,7 +208,7 @@ impl PodPins {
 
     pub(crate) fn make(&self) -> Result<(), CaptureError> {
         make_dir(&self.root.join("tc"))?;
-        make_dir(&self.root.join("qdiscs"))
+        make_dir(&self.root.join(QDISCS))
     }
 
     pub(crate) fn listeners(&self) -> PathBuf {
@@ -239,25 +247,42 @@ impl PodPins {
     pub(crate) fn tc_links(&self) -> Result<Vec<TcLink>, CaptureError> {
         let dir = self.root.join("tc");
         let links = entries(&dir)?.into_iter().filter_map(|name| {
-            let interface = name.split('-').next()?.parse().ok()?;
-            Some(TcLink { interface, path: dir.join(name) })
+            let (interface, program) = name.split_once('-')?;
+            let program = program.split('-').next()?.to_owned();
+            Some(TcLink { interface: interface.parse().ok()?, program, path: dir.join(&name) })
         });
         Ok(links.collect())
     }
 
     /// Notes that we made the clsact qdisc of an interface.
-    pub(crate) fn note_qdisc(&self, interface: u32) -> Result<(), CaptureError> {
-        make_dir(&self.qdisc(interface))
+    pub(crate) fn note_qdisc(&self, side: Side, interface: u32) -> Result<(), CaptureError> {
+        make_dir(&self.qdisc(side, interface))
     }
 
     /// Whether [`Self::note_qdisc`] was called for the interface.
-    pub(crate) fn has_qdisc(&self, interface: u32) -> bool {
-        self.qdisc(interface).is_dir()
+    pub(crate) fn has_qdisc(&self, side: Side, interface: u32) -> bool {
+        self.qdisc(side, interface).is_dir()
     }
 
     /// Takes the note back.
-    pub(crate) fn forget_qdisc(&self, interface: u32) -> Result<(), CaptureError> {
-        remove_dir(&self.qdisc(interface))
+    pub(crate) fn forget_qdisc(&self, side: Side, interface: u32) -> Result<(), CaptureError> {
+        remove_dir(&self.qdisc(side, interface))
+    }
+
+    /// Notes that we may have attached a filter to the node's end of an interface, by its index there.
+    pub(crate) fn note_node_filter(&self, interface: u32) -> Result<(), CaptureError> {
+        make_dir(&self.root.join(NODE_FILTERS).join(interface.to_string()))
+    }
+
+    /// The interfaces that [`Self::note_node_filter`] was called for.
+    pub(crate) fn node_filters(&self) -> Result<Vec<u32>, CaptureError> {
+        let names = entries(&self.root.join(NODE_FILTERS))?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Takes the note back.
+    pub(crate) fn forget_node_filter(&self, interface: u32) -> Result<(), CaptureError> {
+        remove_dir(&self.root.join(NODE_FILTERS).join(interface.to_string()))
     }
 
     /// Removes the `sk_lookup` link, which detaches it.
@@ -270,24 +295,31 @@ impl PodPins {
         self.remove_link()?;
         remove_dir_of_files(&self.root.join("tc"))?;
         remove_file(&self.listeners())?;
-        let qdiscs = self.root.join("qdiscs");
-        for interface in entries(&qdiscs)? {
-            remove_dir(&qdiscs.join(interface))?;
+        for notes in [QDISCS, NODE_QDISCS, NODE_FILTERS].map(|dir| self.root.join(dir)) {
+            for interface in entries(&notes)? {
+                remove_dir(&notes.join(interface))?;
+            }
+            remove_dir(&notes)?;
         }
-        remove_dir(&qdiscs)?;
         remove_dir(&self.root)
     }
 
-    fn qdisc(&self, interface: u32) -> PathBuf {
-        self.root.join("qdiscs").join(interface.to_string())
+    fn qdisc(&self, side: Side, interface: u32) -> PathBuf {
+        let dir = match side {
+            Side::Pod => QDISCS,
+            Side::Node => NODE_QDISCS,
+        };
+        self.root.join(dir).join(interface.to_string())
     }
 }
 
 /// A pinned tcx link.
 #[derive(Clone, Debug)]
 pub(crate) struct TcLink {
-    /// Index of the interface that it was made for.
+    /// Index of the interface that it was made for, in the namespace where that is.
     pub(crate) interface: u32,
+    /// Its program's name.
+    pub(crate) program: String,
     pub(crate) path: PathBuf,
 }
 

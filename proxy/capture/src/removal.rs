@@ -8,10 +8,10 @@ use culvert_sys::{bpf, netns::Netns};
 use crate::{
     cleanup::find_netns,
     error::{CaptureError, InNetns as _, chain},
-    filters,
     hooks::{self, GUARD, HOLD_IN, HOLD_OUT, Inside},
     interfaces::{Family, Kind, look_into},
     node::SharedMaps,
+    node_end,
     pins::{PodPins, VersionPins, pin_error},
     routing, sysctls, tcx,
 };
@@ -32,8 +32,9 @@ pub(crate) fn withdraw(
         return forget_addresses(maps, id);
     };
     let (mut rtnl, now) = look_into(netns)?;
-    let inside = &mut Inside { netns, rtnl: &mut rtnl, now: &now };
+    let inside = &mut Inside::pod(netns, &mut rtnl, &now);
     // First: once nothing is marked any more, it drops every connection that the pod makes.
+    node_end::remove(pins, Some(inside))?;
     for interface in now.iter().filter(|interface| interface.kind == Kind::Outside) {
         hooks::detach(pins, inside, interface, GUARD)?;
     }
@@ -108,9 +109,9 @@ pub(crate) fn remove_each(
 fn restore(maps: Option<&SharedMaps>, pins: &PodPins, netns: &Netns) -> Result<(), CaptureError> {
     let id = pins.id();
     let (mut rtnl, now) = look_into(netns)?;
-    for interface in now.iter().filter(|interface| pins.has_qdisc(interface.index)) {
-        filters::remove_qdisc_if_unused(&mut rtnl, interface.index)
-            .in_netns(id, format!("remove the clsact qdisc of {}", interface.name))?;
+    let inside = &mut Inside::pod(netns, &mut rtnl, &now);
+    for interface in now.iter() {
+        hooks::drop_qdisc(pins, inside, interface)?;
     }
     for family in Family::ALL {
         routing::remove_rules(&mut rtnl, family).in_netns(id, "remove the routing rules")?;

@@ -40,6 +40,15 @@ impl Rtnl {
         self.receive().map(drop)
     }
 
+    /// Asks for what is no table, and gives what the kernel answers.
+    pub(crate) fn ask(
+        &mut self,
+        request: RouteNetlinkMessage,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        self.send(request, NLM_F_ACK)?;
+        self.receive().map(|(messages, _)| messages)
+    }
+
     /// Reads a whole table.
     pub(crate) fn dump(
         &mut self,

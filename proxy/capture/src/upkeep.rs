@@ -14,6 +14,7 @@ use crate::{
     hooks::{self, Existing, Inside},
     interfaces::{Family, Interfaces},
     maps::Claim,
+    node_end::NodeEnds,
     pod::Steered,
     routing,
     rtnl::Rtnl,
@@ -27,6 +28,7 @@ pub(crate) struct Upkeep {
     standing: Standing,
     /// Those with all of their filters.
     interfaces: BTreeSet<u32>,
+    node_ends: NodeEnds,
     /// Where the route of each [`Family`] starts from.
     sources: [Option<IpAddr>; 2],
     held: Held,
@@ -55,10 +57,11 @@ enum Standing {
 
 impl Upkeep {
     /// Of a pod that has just been enrolled.
-    pub(crate) fn new(now: &Interfaces, held: Held) -> Self {
+    pub(crate) fn new(now: &Interfaces, node_ends: NodeEnds, held: Held) -> Self {
         Self {
             standing: Standing::Enrolled,
             interfaces: now.iter().map(|interface| interface.index).collect(),
+            node_ends,
             sources: Family::ALL.map(|family| now.primary(family)),
             held,
             left_over: 0,
@@ -87,15 +90,19 @@ impl Steered {
         }
         let settings = settings.load_full();
         let existing = Existing::Keep(&upkeep.interfaces);
-        let inside = &mut Inside { netns, rtnl, now };
+        let inside = &mut Inside::pod(netns, rtnl, now);
         let gone = hooks::remove_links_but(&self.pins, now);
         let holds = self.attach_holds(inside, existing);
         let guards = self.attach_guards(inside, existing);
+        let node_guards = self
+            .attach_node_guards(inside, &settings.exclude_interfaces, Some(&upkeep.node_ends))
+            .map(|ends| upkeep.node_ends = ends);
         upkeep.interfaces = now.iter().map(|interface| interface.index).collect();
         let steps = [
             gone,
             holds,
             guards,
+            node_guards,
             self.mend_routing(id, rtnl, now, &mut upkeep),
             self.mend_lookup(netns),
             self.mend_sysctls(netns),

@@ -1,6 +1,6 @@
 //! What the configuration means to capture and to TLS.
 
-use culvert_capture::{BpfLog, NodeOptions, ProbeCgroup, Steering, WhenDown};
+use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Steering, WhenDown};
 use culvert_sys::cgroup::{self, Hierarchy};
 use culvert_tls::{KeyExchange, Profile, Revocations};
 
@@ -53,6 +53,7 @@ pub(super) fn node_options(
             config::ProbeCgroup::Auto => ProbeCgroup::Auto,
             config::ProbeCgroup::At(path) => ProbeCgroup::At(path.clone()),
         },
+        guard_host: if config.guard_host { GuardHost::On } else { GuardHost::Off },
         log: if config.bpf_log { BpfLog::On } else { BpfLog::Off },
     }
 }

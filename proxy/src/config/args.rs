@@ -72,6 +72,9 @@ pub struct RunArgs {
         default_value = "auto"
     )]
     pub probe_cgroup: ProbeCgroup,
+    /// Stop, at the node's end of pods' interfaces, what a pod sends as whole frames past its own filters
+    #[arg(long, env = "CULVERT_GUARD_HOST")]
+    pub guard_host: bool,
     /// Un-enrol all pods and remove every pin at exit; for tests and demonstrations
     #[arg(long, env = "CULVERT_EPHEMERAL")]
     pub ephemeral: bool,

@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, path::Path, process::Command};
 
-use culvert_capture::{BpfLog, NodeOptions, ProbeCgroup, Steering, WhenDown};
+use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Steering, WhenDown};
 use culvert_carry::Timeouts;
 use culvert_mesh::{PodRef, Snapshot};
 use culvert_observe::{Connections, Observe};
@@ -76,6 +76,7 @@ fn enrolment_that_drains(dir: &Path, drain: Duration) -> Enrolment {
         steering: Steering::Redirect,
         when_down: WhenDown::Hold,
         probes: ProbeCgroup::Off,
+        guard_host: GuardHost::Off,
         log: BpfLog::Off,
     };
     let context = NodeContext {

@@ -25,6 +25,7 @@ use culvert_ebpf::{
     endpoint::{self, Connection, Place},
     exempt, guard,
     helpers::{self, Listener, Lookup, Skb},
+    host,
     inbound::{self, Absence, Exemption, Role, TCP, Verdict},
     own_bits,
     packet::{self, Packet},
@@ -138,7 +139,23 @@ fn guard(ctx: TcContext) -> i32 {
     answer
 }
 
-/// What `guard` knows beyond the packet.
+/// Drops TCP that a packet socket sent around `guard`. tc ingress of the node's end of the pod's interface, Linux 5.10.
+///
+/// Fails closed for what it cannot read of such a socket's. Fails open for what has no socket any more (`unowned`).
+#[classifier]
+fn guard_host(ctx: TcContext) -> i32 {
+    let skb = Skb(&ctx);
+    let packet = packet::parse(&skb);
+    let (answer, outcome) = match host::verdict(packet, skb.maker(), &Facts(&skb), when_down()) {
+        host::Verdict::Pass => return PASS,
+        host::Verdict::PassCounted(outcome) => (PASS, outcome),
+        host::Verdict::Drop(outcome) => (DROP, outcome),
+    };
+    helpers::count(&OUTCOMES, outcome);
+    answer
+}
+
+/// What `guard` and `guard_host` know beyond the packet.
 struct Facts<'a>(&'a Skb<'a>);
 
 impl guard::Facts for Facts<'_> {

@@ -14,8 +14,8 @@ use std::{
 use aya::maps::{Map, MapData};
 use culvert_abi::{Addr, PodAddr, maps};
 use culvert_capture::{
-    BpfLog, CaptureError, Captured, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role, Settings,
-    Steering, WhenDown, cleanup,
+    BpfLog, CaptureError, Captured, GuardHost, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role,
+    Settings, Steering, WhenDown, cleanup,
 };
 use culvert_sys::{
     bpf::{self, LinkIds, LinkTarget},
@@ -101,6 +101,7 @@ impl World {
             steering: Steering::Ebpf,
             when_down: WhenDown::Hold,
             probes: ProbeCgroup::Off,
+            guard_host: GuardHost::Off,
             log: BpfLog::Off,
         }
     }
