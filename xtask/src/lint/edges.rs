@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::workspace::{items, text};
 
 /// Who may depend on each crate. Arrows point to vocabulary (`abi`, `sys`, `mesh`), never along a connection's way.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("culvert-abi", &["culvert-ebpf", "culvert-capture", "culvert-observe", "culvert"]),
     ("culvert-sys", &["culvert-capture", "culvert-carry", "culvert"]),
     (
@@ -14,6 +14,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
             "culvert-tls",
             "culvert-carry",
             "culvert-observe",
+            "culvert-dns",
             "culvert-control",
             "culvert-controlplane",
             "culvert",
@@ -26,6 +27,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("culvert-capture", &["culvert"]),
     ("culvert-carry", &["culvert"]),
     ("culvert-observe", &["culvert"]),
+    ("culvert-dns", &["culvert"]),
 ];
 
 /// The one crate that may depend on any: scenarios look at culvert from every side.
