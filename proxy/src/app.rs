@@ -29,7 +29,7 @@ use crate::{
     context::NodeContext,
     enroll::Enrolment,
     logging,
-    pods::PodsFile,
+    pods::{PodsFile, Policy},
     readiness::Readiness,
     revocations::RevocationFile,
     state::MeshFile,
@@ -74,7 +74,8 @@ pub fn cleanup(args: &CleanupArgs) -> Result<(), RunError> {
 async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), RunError> {
     culvert_capture::check_capabilities().map_err(CaptureError::from)?;
     // Everything that can be wrong without touching the kernel comes first.
-    let mut pods = PodsFile::open(config.pods.clone())?;
+    let policy = Policy::new(config.dns_capture, config.allow_pod_bypass);
+    let mut pods = PodsFile::open(config.pods.clone(), policy.clone())?;
     let (mesh_file, state) = MeshFile::open(config.mesh.clone())?;
     let authority = Authority::load(&config.ca_dir)?.with_ttl(config.secret_ttl);
     let (revocation_file, revocations) =
@@ -84,6 +85,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     let (control_tasks, data_tasks) =
         (Tasks::new(control.handle().clone()), Tasks::new(data.handle().clone()));
     let mut registry = Registry::default();
+    policy.register(&mut registry);
     let readiness = Readiness::default();
     let starting = readiness.latch("workload proxy manager");
     let quit = CancellationToken::new();

@@ -34,6 +34,10 @@ pub struct Config {
     pub probe_cgroup: ProbeCgroup,
     /// Stop what pods send past their own filters at the node's end.
     pub guard_host: bool,
+    /// Capture DNS where a pod does not say otherwise.
+    pub dns_capture: bool,
+    /// Let pods take connections out of the mesh.
+    pub allow_pod_bypass: bool,
     /// Undo everything at exit.
     pub ephemeral: bool,
     /// Admin endpoints, loopback only.
@@ -113,6 +117,8 @@ impl Config {
             when_down: args.when_down,
             probe_cgroup: args.probe_cgroup,
             guard_host: args.guard_host,
+            dns_capture: args.dns_capture,
+            allow_pod_bypass: args.allow_pod_bypass,
             ephemeral: args.ephemeral,
             admin: SocketAddr::from(([127, 0, 0, 1], args.admin_port)),
             stats: SocketAddr::from(([0_u16; 8], args.stats_port)),

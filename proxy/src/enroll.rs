@@ -3,6 +3,7 @@
 mod batch;
 mod departure;
 mod failure;
+mod settings;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use culvert_capture::{CaptureError, Listener, Node, Pod, Role, Settings};
+use culvert_capture::{CaptureError, Listener, Node, Pod, Role};
 use culvert_carry::{
     dial::Dialer,
     hbone::{Pool, PoolOptions, server::Phase},
@@ -198,6 +199,12 @@ impl Enrolment {
             }
             let netns = spec.as_ref().map(|spec| Netns::open(&spec.netns));
             let inode = netns.as_ref().and_then(|netns| netns.as_ref().ok()).map(Netns::inode);
+            if let Some((spec, inode)) = spec.as_ref().zip(inode)
+                && self.carries(spec, inode)
+            {
+                self.configure(spec, inode).await;
+                continue;
+            }
             specs.extend(spec.zip(netns));
             places.insert(uid, inode);
         }
@@ -243,10 +250,11 @@ impl Enrolment {
             None => (None, None),
         };
         let (node, inside) = (Arc::clone(&self.node), netns.clone());
+        let settings = spec.settings.clone();
         let enrolled = self.tasks.blocking(move || {
             // Two watches would take each other's filters for somebody else's.
             before.iter().for_each(Pod::leave);
-            (node.enroll(&inside, &Settings::default()), before)
+            (node.enroll(&inside, &settings), before)
         });
         let (pod, before) = match enrolled.await {
             Ok(done) => done,
@@ -261,6 +269,7 @@ impl Enrolment {
             self.departures.add(pod, proxy, Fate::Stays);
         }
         let pod = pod.map_err(|source| self.refused(uid(), source))?;
+        settings::tell_bypass(spec, &pod.settings());
         self.serve(spec, netns, pod);
         tracing::info!(pod = %spec.uid, netns = %spec.netns.display(), "pod enrolled");
         Ok(())

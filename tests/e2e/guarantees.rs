@@ -3,8 +3,17 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 /// The modules whose scenarios are about steering and nothing else.
-const STEERING: [&str; 7] =
-    ["addresses", "enrolment", "hostile", "links", "neighbours", "survival", "tcp_traps"];
+const STEERING: [&str; 9] = [
+    "addresses",
+    "enrolment",
+    "hostile",
+    "links",
+    "neighbours",
+    "settings",
+    "survival",
+    "tcp_traps",
+    "virtuals",
+];
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 

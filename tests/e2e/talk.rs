@@ -33,6 +33,13 @@ pub(crate) fn carried(culvert: &Culvert<'_>, since: usize, direction: Direction,
     assert!(found.is_some(), "{}: nothing carried to {to}: {:#?}", culvert.node(), culvert.flows());
 }
 
+/// What a counter of the node stands at.
+#[track_caller]
+pub(crate) fn count(culvert: &Culvert<'_>, name: &str, labels: &[(&str, &str)]) -> u64 {
+    let sum = culvert.metrics().unwrap().sum(name, labels);
+    sum.to_string().parse().unwrap_or_else(|e| panic!("{name} is {sum}: {e}"))
+}
+
 /// Waits until the pod has the filters of one that is captured, or has none.
 #[track_caller]
 pub(crate) fn await_filters(netns: &Netns, interface: &str, there: &[&str]) {

@@ -1,6 +1,7 @@
 //! A culvert process on a node: its files, its start and its end, and what it says about itself.
 
 use std::{
+    collections::BTreeMap,
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -145,6 +146,11 @@ impl<'t> Culvert<'t> {
         write_pods(self.node, pods)
     }
 
+    /// Replaces the node's pods file by one in which each pod has these annotations.
+    pub fn annotate(&self, pods: &[(&Pod, &[(&str, &str)])]) -> Result<()> {
+        write_annotated(self.node, pods)
+    }
+
     /// The node's name.
     pub fn node(&self) -> &str {
         &self.node.name
@@ -280,14 +286,20 @@ pub fn pods_path(node: &Node) -> PathBuf {
 
 /// Replaces the node's pods file.
 pub fn write_pods(node: &Node, pods: &[&Pod]) -> Result<()> {
+    let plain: Vec<_> = pods.iter().map(|pod| (*pod, [].as_slice())).collect();
+    write_annotated(node, &plain)
+}
+
+fn write_annotated(node: &Node, pods: &[(&Pod, &[(&str, &str)])]) -> Result<()> {
     let pods: Vec<_> = pods
         .iter()
-        .map(|pod| {
+        .map(|(pod, annotations)| {
             json!({
                 "name": pod.name,
                 "namespace": pod.namespace,
                 "serviceAccount": pod.service_account,
                 "netns": pod.netns.path(),
+                "annotations": annotations.iter().copied().collect::<BTreeMap<_, _>>(),
             })
         })
         .collect();

@@ -21,7 +21,7 @@ use culvert_sys::{bpf, netns::Netns};
 
 use crate::{
     cleanup::find_netns,
-    counts::Counts,
+    counts::{Counts, Failure},
     dns::{self, DnsSocket},
     error::{CaptureError, InNetns as _, chain},
     exclusions::Entries,
@@ -143,12 +143,11 @@ fn install(
         upkeep: Mutex::default(),
     };
     fill_slots(sock_map, &listeners, &queries)?;
-    let mut entries = node.maps.lock().settings(id)?;
-    node.maps.lock().change_settings(id, &mut entries, &Entries::of(settings, &now))?;
+    let (settings, entries) = claim_settings(node, id, &now, settings, counts)?;
 
     save_sysctls(node, netns)?;
     sysctls::write(netns, sysctls::WANTED).in_netns(id, "write the sysctls")?;
-    sync_routing(id, &mut rtnl, &now)?;
+    sync_routing(id, &mut rtnl, &now, &settings)?;
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     let captured_before = pins.is_attached();
     attach_lookup(lookup, netns, pins)?;
@@ -167,9 +166,13 @@ fn install(
     let ends = steered.attach_node_guards(inside, &settings.exclude_interfaces, None)?;
 
     // What is left over is counted at the watch's first look.
-    *steered.upkeep() =
-        Upkeep::new(&now, ends, Held { addresses: tracked, contested, excluded, entries });
-    let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings.clone()));
+    *steered.upkeep() = Upkeep::new(
+        &now,
+        &settings,
+        ends,
+        Held { addresses: tracked, contested, excluded, entries },
+    );
+    let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings));
     let steered = Some(steered);
     let inner = Inner { id, netns: netns.clone(), addresses, counts, settings, steered };
     Ok(Pod::new(Arc::new(inner), listeners, queries, changes))
@@ -210,6 +213,30 @@ fn claim_addresses(
     }
     tracked.iter().try_for_each(|ip| maps.add_address(id, *ip, excluded.contains(ip)))?;
     Ok(tracked)
+}
+
+/// Writes the pod's settings down, or none of its own where there is no room for them: it must not stay uncaptured for that.
+fn claim_settings(
+    node: &Loaded,
+    id: u32,
+    now: &Interfaces,
+    wanted: &Settings,
+    counts: &Counts,
+) -> Result<(Settings, Entries), CaptureError> {
+    let mut maps = node.maps.lock();
+    let mut held = maps.settings(id)?;
+    let Err(error) = maps.change_settings(id, &mut held, &Entries::of(wanted, now)) else {
+        return Ok((wanted.clone(), held));
+    };
+    counts.failed(Failure::SettingsRefused, 1);
+    tracing::error!(
+        error = chain(&error),
+        pod = id,
+        "settings refused; the pod is captured without"
+    );
+    let settings = Settings { capture_dns: wanted.capture_dns, ..Settings::default() };
+    maps.change_settings(id, &mut held, &Entries::of(&settings, now))?;
+    Ok((settings, held))
 }
 
 fn is_known_by(netns: &Netns, address: IpAddr) -> bool {

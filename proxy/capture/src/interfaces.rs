@@ -158,10 +158,12 @@ impl Interfaces {
         of.iter().map(|address| address.ip).filter(|ip| !beside.contains(ip)).collect()
     }
 
-    /// The networks that interfaces of these names are on.
+    /// The networks that interfaces of these names are on; not the link-local ones, which are every link's.
     pub(crate) fn networks_of(&self, names: &BTreeSet<String>) -> Vec<IpNet> {
         let named = self.indexes(names);
-        let on = self.addresses.iter().filter(|address| named.contains(&address.interface));
+        let on = self.addresses.iter().filter(|address| {
+            named.contains(&address.interface) && !is_link_local(address.ip) && address.prefix > 0
+        });
         on.filter_map(|address| IpNet::new(address.ip, address.prefix).ok()).collect()
     }
 
@@ -365,7 +367,10 @@ mod tests {
         assert_eq!(only("net1"), BTreeSet::new());
         let networks = all.networks_of(&BTreeSet::from(["eth0".to_owned()]));
         assert!(networks.iter().any(|net| net.contains(&"10.0.0.200".parse::<IpAddr>().unwrap())));
-        assert!(!networks.iter().any(|net| net.contains(&"10.0.1.1".parse::<IpAddr>().unwrap())));
+        for foreign in ["10.0.1.1", "fe80::1"] {
+            let foreign: IpAddr = foreign.parse().unwrap();
+            assert!(!networks.iter().any(|net| net.contains(&foreign)), "{foreign}");
+        }
     }
 
     #[test]

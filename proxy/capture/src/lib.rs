@@ -46,6 +46,6 @@ pub use listeners::{Captured, Listener, Role};
 pub use load::check_capabilities;
 pub use logs::BpfLogs;
 pub use node::{BpfLog, GuardHost, Marking, Node, NodeOptions, Steering, WhenDown};
-pub use pod::{Addresses, Pod, Watch};
+pub use pod::{Addresses, Pod, PodCapture, Watch};
 pub use probes::ProbeCgroup;
 pub use settings::{MAX_ENTRIES, Settings, SettingsError};

@@ -177,13 +177,6 @@ impl Node {
         }
     }
 
-    /// Captures new connections of the pod, and to it, by other settings; those that are open keep the way on which they were
-    /// opened. The former settings stay where that fails, as it does when the maps have no room for these. With redirect
-    /// steering there is nothing to set. Blocks.
-    pub fn configure(&self, pod: &Pod, settings: &Settings) -> Result<(), CaptureError> {
-        pod.configure(settings)
-    }
-
     /// Lets no new connection of the pod, or to it, be captured; the captured ones go on. What a drain begins with, before
     /// [`Self::unenroll`]. Blocks.
     pub fn withdraw(&self, pod: &Pod) -> Result<(), CaptureError> {

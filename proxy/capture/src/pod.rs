@@ -137,8 +137,9 @@ impl Pod {
         self.inner.addresses.clone()
     }
 
-    pub(crate) fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
-        self.inner.configure(settings)
+    /// What changes how the pod is captured, from any thread.
+    pub fn capture(&self) -> PodCapture {
+        PodCapture(Arc::clone(&self.inner))
     }
 
     /// Waits for a change of the watch that is under way, and lets it make no more: for one that is about to be replaced by
@@ -170,6 +171,19 @@ impl Pod {
     pub fn take_watch(&mut self) -> Option<Watch> {
         let changes = self.changes.take()?;
         Some(Watch { inner: Arc::clone(&self.inner), changes })
+    }
+}
+
+/// The capture of a pod, without what its connections arrive at.
+#[derive(Clone, Debug)]
+pub struct PodCapture(Arc<Inner>);
+
+impl PodCapture {
+    /// Captures new connections of the pod, and to it, by other settings; those that are open keep the way on which they were
+    /// opened. The former settings stay where that fails, as it does when the maps have no room for these. With redirect
+    /// steering, and once the pod is leaving, there is nothing to set. Blocks.
+    pub fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
+        self.0.configure(settings)
     }
 }
 
@@ -223,16 +237,17 @@ impl Inner {
         }
     }
 
-    /// Captures new connections by other settings. Those of before stay where that fails.
-    pub(crate) fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
+    fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
         let Some(steered) = &self.steered else { return Ok(()) };
-        let (_, now) = look_into(&self.netns)?;
+        let (mut rtnl, now) = look_into(&self.netns)?;
         let before = self.settings.swap(Arc::new(settings.clone()));
-        let configured = steered.configure(self.id, &now, settings);
-        match configured {
-            Ok(()) => self.addresses.set(&now, settings),
+        // First: what they reroute is known before it arrives.
+        self.addresses.set(&now, settings);
+        let configured = steered.configure(self.id, &mut rtnl, &now, settings);
+        if configured.is_err() {
+            self.counts.failed(Failure::SettingsRefused, 1);
             // The next look takes back what has been done.
-            Err(_) => self.settings.store(before),
+            self.settings.store(before);
         }
         configured
     }
@@ -246,7 +261,12 @@ impl Steered {
 }
 
 /// Sends captured connections to `lo`, from the pod's address of now.
-pub(crate) fn sync_routing(id: u32, rtnl: &mut Rtnl, now: &Interfaces) -> Result<(), CaptureError> {
+pub(crate) fn sync_routing(
+    id: u32,
+    rtnl: &mut Rtnl,
+    now: &Interfaces,
+    settings: &Settings,
+) -> Result<(), CaptureError> {
     let Some(loopback) = now.loopback() else { return Ok(()) };
     for family in Family::ALL {
         routing::add_rules(rtnl, family).in_netns(id, "add the routing rules")?;
@@ -256,6 +276,8 @@ pub(crate) fn sync_routing(id: u32, rtnl: &mut Rtnl, now: &Interfaces) -> Result
             None => routing::remove_route(rtnl, family)
                 .in_netns(id, "remove the route of captured connections")?,
         }
+        routing::set_reroutes(rtnl, family, &settings.reroute_interfaces)
+            .in_netns(id, "set the rules of rerouted interfaces")?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The reverse of enrolment, for a pod and for a whole node. Each step takes what is missing for done, so that a
 //! removal which was cut short is finished by the next.
 
-use std::{fs, os::fd::AsFd as _};
+use std::{collections::BTreeSet, fs, os::fd::AsFd as _};
 
 use culvert_sys::{bpf, netns::Netns};
 
@@ -40,6 +40,11 @@ pub(crate) fn withdraw(
     }
     unmark()?;
     detach_lookup(pins)?;
+    // What virtual interfaces bring in is known by nothing else, so that the captured of it end here.
+    for family in Family::ALL {
+        routing::set_reroutes(inside.rtnl, family, &BTreeSet::new())
+            .in_netns(id, "remove the rules of rerouted interfaces")?;
+    }
     for interface in now.iter() {
         let filter = match interface.kind {
             Kind::Loopback => HOLD_OUT,

@@ -1,14 +1,14 @@
 //! The rules and routes that bring marked packets to `lo`, in a table, at preferences and under a protocol number of
 //! our own; anything else in the namespace is left alone.
 
-use std::{io, net::IpAddr};
+use std::{collections::BTreeSet, io, net::IpAddr};
 
 use culvert_abi::{MARK_CAPTURED, MARK_DELIVERY, MARK_MASK};
 use nix::errno::Errno;
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE},
     packet_route::{
-        AddressFamily, RouteNetlinkMessage,
+        AddressFamily, IpProtocol, RouteNetlinkMessage,
         route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
         rule::{RuleAction, RuleAttribute, RuleMessage},
     },
@@ -24,6 +24,8 @@ const TABLE: u32 = 1111;
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(193);
 /// Before `main` (32766); the rule of `local` (0) stays first.
 const RULES: [(u32, u32); 2] = [(MARK_CAPTURED, 1110), (MARK_DELIVERY, 1111)];
+/// Of the rules by interface.
+const REROUTE: u32 = 1112;
 
 /// Adds the rules of `family`, where they are missing and the kernel has the family; gives the marks of those that were.
 pub(crate) fn add_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<Vec<u32>> {
@@ -39,6 +41,33 @@ pub(crate) fn add_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<Vec<u32>>
                     Family::V6 => tolerate(added, Errno::EAFNOSUPPORT)?,
                 }
             }
+        }
+    }
+    Ok(missing)
+}
+
+/// Makes what each of these interfaces brings in by TCP arrive at `lo`, and of no others; gives those whose rule was missing.
+/// An interface that is not there yet is found by its name once it comes.
+pub(crate) fn set_reroutes(
+    rtnl: &mut Rtnl,
+    family: Family,
+    interfaces: &BTreeSet<String>,
+) -> io::Result<BTreeSet<String>> {
+    let mut missing = interfaces.clone();
+    for rule in our_rules(rtnl, family)? {
+        let Some(name) = interface_of(&rule) else { continue };
+        let wanted = interfaces.contains(&name) && is_reroute(&rule, family, &name);
+        // A second one like it does no good.
+        if !(wanted && missing.remove(&name)) {
+            tolerate(rtnl.change(RouteNetlinkMessage::DelRule(rule), 0), Errno::ENOENT)?;
+        }
+    }
+    for name in &missing {
+        let request = RouteNetlinkMessage::NewRule(reroute(family, name));
+        let added = rtnl.change(request, NLM_F_CREATE | NLM_F_EXCL);
+        match family {
+            Family::V4 => added?,
+            Family::V6 => tolerate(added, Errno::EAFNOSUPPORT)?,
         }
     }
     Ok(missing)
@@ -86,21 +115,54 @@ pub(crate) fn remove_route(rtnl: &mut Rtnl, family: Family) -> io::Result<()> {
 
 /// Removes our rules of `family`, however many there are.
 pub(crate) fn remove_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<()> {
+    for rule in our_rules(rtnl, family)? {
+        tolerate(rtnl.change(RouteNetlinkMessage::DelRule(rule), 0), Errno::ENOENT)?;
+    }
+    Ok(())
+}
+
+fn our_rules(rtnl: &mut Rtnl, family: Family) -> io::Result<Vec<RuleMessage>> {
     let mut request = RuleMessage::default();
     request.header.family = address_family(family);
     let rules = match rtnl.dump(&RouteNetlinkMessage::GetRule(request)) {
         Ok(rules) => rules,
-        Err(e) if e.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) => return Ok(()),
+        Err(e) if e.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) => return Ok(Vec::new()),
         Err(e) => return Err(e),
     };
-    for rule in rules {
-        let RouteNetlinkMessage::NewRule(rule) = rule else { continue };
-        let ours = [RuleAttribute::Protocol(PROTOCOL), RuleAttribute::Table(TABLE)];
-        if ours.iter().all(|attribute| rule.attributes.contains(attribute)) {
-            tolerate(rtnl.change(RouteNetlinkMessage::DelRule(rule), 0), Errno::ENOENT)?;
-        }
-    }
-    Ok(())
+    let ours = [RuleAttribute::Protocol(PROTOCOL), RuleAttribute::Table(TABLE)];
+    let rules = rules.into_iter().filter_map(|rule| match rule {
+        RouteNetlinkMessage::NewRule(rule) => Some(rule),
+        _ => None,
+    });
+    Ok(rules.filter(|rule| ours.iter().all(|one| rule.attributes.contains(one))).collect())
+}
+
+fn interface_of(rule: &RuleMessage) -> Option<String> {
+    rule.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Iifname(name) => Some(name.clone()),
+        _ => None,
+    })
+}
+
+/// Whether the kernel's rule is the one that [`reroute`] has made.
+fn is_reroute(rule: &RuleMessage, family: Family, interface: &str) -> bool {
+    let wanted = reroute(family, interface);
+    rule.header.action == wanted.header.action
+        && wanted.attributes.iter().all(|attribute| rule.attributes.contains(attribute))
+}
+
+fn reroute(family: Family, interface: &str) -> RuleMessage {
+    let mut message = RuleMessage::default();
+    message.header.family = address_family(family);
+    message.header.action = RuleAction::ToTable;
+    message.attributes = vec![
+        RuleAttribute::Priority(REROUTE),
+        RuleAttribute::Iifname(interface.to_owned()),
+        RuleAttribute::IpProtocol(IpProtocol::Tcp),
+        RuleAttribute::Table(TABLE),
+        RuleAttribute::Protocol(PROTOCOL),
+    ];
+    message
 }
 
 fn rule(family: Family, mark: u32, preference: u32) -> RuleMessage {

@@ -31,6 +31,8 @@ pub(crate) struct Upkeep {
     node_ends: NodeEnds,
     /// Where the route of each [`Family`] starts from.
     sources: [Option<IpAddr>; 2],
+    /// Interfaces with a rule of their own.
+    rerouted: BTreeSet<String>,
     held: Held,
     /// How many addresses the maps have no room for.
     left_over: usize,
@@ -57,12 +59,18 @@ enum Standing {
 
 impl Upkeep {
     /// Of a pod that has just been enrolled.
-    pub(crate) fn new(now: &Interfaces, node_ends: NodeEnds, held: Held) -> Self {
+    pub(crate) fn new(
+        now: &Interfaces,
+        settings: &Settings,
+        node_ends: NodeEnds,
+        held: Held,
+    ) -> Self {
         Self {
             standing: Standing::Enrolled,
             interfaces: now.iter().map(|interface| interface.index).collect(),
             node_ends,
             sources: Family::ALL.map(|family| now.primary(family)),
+            rerouted: settings.reroute_interfaces.clone(),
             held,
             left_over: 0,
         }
@@ -103,7 +111,7 @@ impl Steered {
             holds,
             guards,
             node_guards,
-            self.mend_routing(id, rtnl, now, &mut upkeep),
+            self.mend_routing(id, rtnl, now, &settings, &mut upkeep),
             self.mend_lookup(netns),
             self.mend_sysctls(netns),
             self.sync_settings(id, now, &settings, &mut upkeep),
@@ -115,6 +123,7 @@ impl Steered {
     pub(crate) fn configure(
         &self,
         id: u32,
+        rtnl: &mut Rtnl,
         now: &Interfaces,
         settings: &Settings,
     ) -> Result<(), CaptureError> {
@@ -122,7 +131,13 @@ impl Steered {
         if upkeep.standing == Standing::Leaving {
             return Ok(());
         }
-        self.sync_settings(id, now, settings, &mut upkeep)
+        self.sync_settings(id, now, settings, &mut upkeep)?;
+        for family in Family::ALL {
+            routing::set_reroutes(rtnl, family, &settings.reroute_interfaces)
+                .in_netns(id, "set the rules of rerouted interfaces")?;
+        }
+        upkeep.rerouted.clone_from(&settings.reroute_interfaces);
+        Ok(())
     }
 
     fn sync_settings(
@@ -144,12 +159,19 @@ impl Steered {
         id: u32,
         rtnl: &mut Rtnl,
         now: &Interfaces,
+        settings: &Settings,
         upkeep: &mut Upkeep,
     ) -> Result<(), CaptureError> {
         let Some(loopback) = now.loopback() else { return Ok(()) };
         for (family, before) in Family::ALL.into_iter().zip(&mut upkeep.sources) {
             for mark in routing::add_rules(rtnl, family).in_netns(id, "add the routing rules")? {
                 let what = format_args!("the {family:?} rule of mark {mark:#x}");
+                self.counts.repaired(id, Repair::Rule, what);
+            }
+            let rerouted = routing::set_reroutes(rtnl, family, &settings.reroute_interfaces)
+                .in_netns(id, "set the rules of rerouted interfaces")?;
+            for name in rerouted.intersection(&upkeep.rerouted) {
+                let what = format_args!("the {family:?} rule of interface {name}");
                 self.counts.repaired(id, Repair::Rule, what);
             }
             let source = now.primary(family);
@@ -171,6 +193,7 @@ impl Steered {
             }
             *before = source;
         }
+        upkeep.rerouted.clone_from(&settings.reroute_interfaces);
         Ok(())
     }
 

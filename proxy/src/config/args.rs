@@ -4,7 +4,7 @@ mod controlplane;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use self::controlplane::{CONTROL_PLANE_HELP, ROTATE_HELP};
 pub use self::controlplane::{ControlPlaneArgs, RotateRootArgs};
@@ -42,7 +42,7 @@ pub struct RunArgs {
     /// Name of this node; nodes of different names can share a kernel
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node: String,
-    /// Pods to enrol: YAML `pods: [{name, namespace, serviceAccount, netns}]`, read again when it changes
+    /// Pods to enrol: YAML `pods: [{name, namespace, serviceAccount, netns, annotations}]`, read again when it changes
     #[arg(long, env = "CULVERT_PODS", value_name = "FILE")]
     pub pods: PathBuf,
     /// Workloads, services and policies, in ztunnel's local format; read again when it changes
@@ -75,6 +75,12 @@ pub struct RunArgs {
     /// Stop, at the node's end of pods' interfaces, what a pod sends as whole frames past its own filters
     #[arg(long, env = "CULVERT_GUARD_HOST")]
     pub guard_host: bool,
+    /// Capture DNS queries of pods that do not say otherwise by `ambient.istio.io/dns-capture`
+    #[arg(long, env = "AMBIENT_DNS_CAPTURE", value_name = "BOOL", default_value_t = false, action = ArgAction::Set)]
+    pub dns_capture: bool,
+    /// Let pods' annotations take connections out of the mesh: in plaintext, and past every policy
+    #[arg(long, env = "CULVERT_ALLOW_POD_BYPASS", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    pub allow_pod_bypass: bool,
     /// Un-enrol all pods and remove every pin at exit; for tests and demonstrations
     #[arg(long, env = "CULVERT_EPHEMERAL")]
     pub ephemeral: bool,

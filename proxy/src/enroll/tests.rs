@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, path::Path, process::Command};
 
-use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Steering, WhenDown};
+use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Settings, Steering, WhenDown};
 use culvert_carry::Timeouts;
 use culvert_mesh::{PodRef, Snapshot};
 use culvert_observe::{Connections, Observe};
@@ -59,7 +59,12 @@ fn added(name: &str, service_account: &str, netns: &str) -> PodEvent {
         namespace: "shop".into(),
         service_account: service_account.into(),
     };
-    PodEvent::Added(PodSpec { uid: name.into(), pod, netns: netns.into() })
+    PodEvent::Added(PodSpec {
+        uid: name.into(),
+        pod,
+        netns: netns.into(),
+        settings: Settings::default(),
+    })
 }
 
 /// An enrolment that someone else steers for, so that nothing is loaded.

@@ -11,7 +11,7 @@ use culvert_mesh::PodRef;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::{PodEvent, PodSource, PodSpec};
+use super::{PodEvent, PodSource, PodSpec, Policy};
 use crate::watch::WatchedFile;
 
 /// Why a pods file was refused; nothing of it is used then.
@@ -65,36 +65,59 @@ struct Entry {
     namespace: Spanned<String>,
     service_account: Spanned<String>,
     netns: Spanned<PathBuf>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+/// A pod as the file has it.
+#[derive(Debug)]
+struct Listed {
+    pod: PodRef,
+    netns: PathBuf,
+    annotations: BTreeMap<String, String>,
+    line: u64,
 }
 
 /// The static pod source.
 pub(crate) struct PodsFile {
     file: WatchedFile,
+    policy: Policy,
     known: BTreeMap<Arc<str>, PodSpec>,
     queue: VecDeque<PodEvent>,
 }
 
 impl PodsFile {
     /// Reads the file for the first time, when a mistake in it is still an error.
-    pub(crate) fn open(path: PathBuf) -> Result<Self, PodsFileError> {
+    pub(crate) fn open(path: PathBuf, policy: Policy) -> Result<Self, PodsFileError> {
         let mut file = WatchedFile::new(path);
         let text = file
             .read()
             .map_err(|source| PodsFileError::Read { path: file.path().to_owned(), source })?;
         let pods = parse(file.path(), &text)?;
-        let mut this = Self { file, known: BTreeMap::new(), queue: VecDeque::new() };
+        let mut this = Self { file, policy, known: BTreeMap::new(), queue: VecDeque::new() };
         this.replace(pods);
         this.queue.push_back(PodEvent::Synced);
         Ok(this)
     }
 
     /// Queues what differs: removals first, so that an address can move from one pod to another.
-    fn replace(&mut self, pods: BTreeMap<Arc<str>, PodSpec>) {
+    fn replace(&mut self, listed: BTreeMap<Arc<str>, Listed>) {
+        let specs =
+            listed.into_iter().map(|(uid, listed)| (Arc::clone(&uid), self.spec(uid, listed)));
+        let pods: BTreeMap<_, _> = specs.collect();
         let gone = self.known.keys().filter(|uid| !pods.contains_key(*uid));
         self.queue.extend(gone.map(|uid| PodEvent::Removed(Arc::clone(uid))));
         let new = pods.iter().filter(|(uid, pod)| self.known.get(*uid) != Some(pod));
         self.queue.extend(new.map(|(_, pod)| PodEvent::Added(pod.clone())));
         self.known = pods;
+    }
+
+    fn spec(&self, uid: Arc<str>, listed: Listed) -> PodSpec {
+        let Listed { pod, netns, annotations, line } = listed;
+        let former = self.known.get(&uid).map(|spec| &spec.settings);
+        let whose = format!("{}:{line}: pod {uid}", self.file.path().display());
+        let settings = self.policy.settings(&annotations, former, whose);
+        PodSpec { uid, pod, netns, settings }
     }
 }
 
@@ -123,7 +146,7 @@ impl PodSource for PodsFile {
     }
 }
 
-fn parse(path: &Path, text: &str) -> Result<BTreeMap<Arc<str>, PodSpec>, PodsFileError> {
+fn parse(path: &Path, text: &str) -> Result<BTreeMap<Arc<str>, Listed>, PodsFileError> {
     let document: Document = serde_saphyr::from_str(text).map_err(|error| {
         let error = error.without_snippet();
         PodsFileError::Malformed {
@@ -160,8 +183,8 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<Arc<str>, PodSpec>, PodsFil
             namespace: entry.namespace.value.into(),
             service_account: entry.service_account.value.into(),
         };
-        let spec = PodSpec { uid: Arc::clone(&uid), pod, netns: entry.netns.value };
-        if pods.insert(Arc::clone(&uid), spec).is_some() {
+        let listed = Listed { pod, netns: entry.netns.value, annotations: entry.annotations, line };
+        if pods.insert(Arc::clone(&uid), listed).is_some() {
             return Err(refuse("name", line, format!("pod {uid} is listed twice; remove one")));
         }
     }
@@ -223,7 +246,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pods.yaml");
         std::fs::write(&path, TWO).unwrap();
-        let mut source = PodsFile::open(path.clone()).unwrap();
+        let mut source = PodsFile::open(path.clone(), Policy::new(false, true)).unwrap();
         assert!(matches!(source.next().await, PodEvent::Added(pod) if &*pod.uid == "shop/a"));
         assert!(matches!(source.next().await, PodEvent::Added(pod) if &*pod.uid == "shop/b"));
         assert_eq!(source.next().await, PodEvent::Synced);
@@ -233,11 +256,40 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn annotations_are_settings_and_a_mistake_in_them_is_one_pods_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pods.yaml");
+        let with = |a: &str, b: &str| {
+            format!(
+                "pods:\n\
+                 - {{name: a, namespace: n, serviceAccount: s, netns: /a, annotations: {{{a}}}}}\n\
+                 - {{name: b, namespace: n, serviceAccount: s, netns: /b, annotations: {{{b}}}}}\n"
+            )
+        };
+        const BYPASS: &str = "ambient.istio.io/bypass-inbound-capture";
+        std::fs::write(&path, with(&format!("{BYPASS}: 'true'"), "other: x")).unwrap();
+        let mut source = PodsFile::open(path.clone(), Policy::new(false, true)).unwrap();
+        let mut told = Vec::new();
+        for _ in 0..2 {
+            let PodEvent::Added(pod) = source.next().await else { panic!("a pod is missing") };
+            told.push((pod.uid.to_string(), pod.settings.bypass_inbound));
+        }
+        assert_eq!(told, [("n/a".to_owned(), true), ("n/b".to_owned(), false)]);
+        assert_eq!(source.next().await, PodEvent::Synced);
+        // a keeps what it has, and nothing else is told of it.
+        let changed = with(&format!("{BYPASS}: 'perhaps'"), &format!("{BYPASS}: 'true'"));
+        std::fs::write(&path, changed).unwrap();
+        let PodEvent::Added(pod) = source.next().await else { panic!("b has changed") };
+        assert_eq!((&*pod.uid, pod.settings.bypass_inbound), ("n/b", true));
+        assert!(source.known["n/a"].settings.bypass_inbound);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_bad_version_keeps_the_old_pods() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pods.yaml");
         std::fs::write(&path, TWO).unwrap();
-        let mut source = PodsFile::open(path.clone()).unwrap();
+        let mut source = PodsFile::open(path.clone(), Policy::new(false, true)).unwrap();
         for _ in 0..3 {
             source.next().await;
         }

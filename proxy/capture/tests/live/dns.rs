@@ -105,7 +105,7 @@ fn dns_is_captured_and_let_go_without_another_enrolment() {
         (Settings::default(), "app"),
         (captured(), "proxy"),
     ] {
-        node.configure(&pod, &settings).unwrap();
+        pod.capture().configure(&settings).unwrap();
         for server in &outside {
             let ask = world.app.ask(&world.pod, server);
             let said = world.app.wait(ask, SOON);
@@ -115,7 +115,7 @@ fn dns_is_captured_and_let_go_without_another_enrolment() {
     // What the pod excludes is not captured.
     let networks = [format!("{OUTSIDE_V4}/32"), format!("{OUTSIDE_V6}/128")];
     let exclude_outbound_cidrs = networks.iter().map(|net| net.parse().unwrap()).collect();
-    node.configure(&pod, &Settings { exclude_outbound_cidrs, ..captured() }).unwrap();
+    pod.capture().configure(&Settings { exclude_outbound_cidrs, ..captured() }).unwrap();
     for server in &outside {
         let ask = world.app.ask(&world.pod, server);
         assert_eq!(world.app.wait(ask, SOON), format!("{server}=app"));

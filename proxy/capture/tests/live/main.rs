@@ -11,6 +11,7 @@
 
 mod app;
 mod dns;
+mod settings;
 mod world;
 
 use std::{

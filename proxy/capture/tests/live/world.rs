@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{Map, MapData};
-use culvert_abi::{Addr, PodAddr, maps};
+use aya::maps::{HashMap, LpmTrie, Map, MapData};
+use culvert_abi::{Addr, Exclusion, PodAddr, maps};
 use culvert_capture::{
     BpfLog, CaptureError, Captured, GuardHost, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role,
     Settings, Steering, WhenDown, cleanup,
@@ -169,9 +169,26 @@ impl World {
         self.map::<Addr, culvert_abi::Pod>(maps::PODS_BY_ADDR).get(&key, 0).ok().map(|pod| pod.id)
     }
 
-    fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> aya::maps::HashMap<MapData, K, V> {
+    pub(crate) fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
+        self.open(name).try_into().unwrap()
+    }
+
+    fn open(&self, name: &str) -> Map {
         let path = self.version().join("maps").join(name);
-        Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap().try_into().unwrap()
+        Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap()
+    }
+
+    /// What the maps hold of the pod's settings: the pod if it has any, how many exclusions, and how many networks.
+    pub(crate) fn settings(&self, pod: u32) -> (Option<u32>, usize, usize) {
+        let settings = self.map::<u32, culvert_abi::Settings>(maps::SETTINGS);
+        let exclusions = self.map::<Exclusion, u8>(maps::EXCLUSIONS);
+        let networks: LpmTrie<MapData, PodAddr, u8> =
+            self.open(maps::EXCLUDED_CIDRS).try_into().unwrap();
+        (
+            settings.get(&pod, 0).ok().map(|_| pod),
+            exclusions.keys().filter(|key| key.as_ref().unwrap().pod == pod).count(),
+            networks.keys().filter(|key| key.as_ref().unwrap().data().pod == pod).count(),
+        )
     }
 
     /// Takes the pod's `sk_lookup` program away, as `bpftool link detach` does.
