@@ -1,13 +1,10 @@
 //! The node's HTTP endpoints: admin (loopback), metrics and readiness. They read state and never change traffic, except
 //! that `POST /quitquitquit` starts the drain.
 
+mod endpoint;
 pub(crate) mod http;
 
-use std::{
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+use std::{net::SocketAddr, sync::Arc};
 
 use ::http::{Method, StatusCode};
 use culvert_observe::{Connection, Connections, Observe};
@@ -16,7 +13,12 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::http::{Reply, Route};
+pub(crate) use self::endpoint::bind;
+pub use self::endpoint::{BindError, Endpoint};
+use self::{
+    endpoint::Socket,
+    http::{Reply, Route},
+};
 use crate::{config::Config, readiness::Readiness, tasks::Tasks};
 
 /// The content type that Prometheus negotiates for OpenMetrics text.
@@ -25,29 +27,18 @@ pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.
 const INDEX: &str = "GET  /connections    open connections, as JSON\n\
                      POST /quitquitquit   drain and stop\n";
 
-/// A port that could not be had.
-#[derive(Debug, thiserror::Error)]
-#[error("listen on {addr} for {what}: set {flag} to another port, or stop what holds it")]
-pub struct BindError {
-    addr: SocketAddr,
-    what: &'static str,
-    flag: &'static str,
-    source: io::Error,
-}
-
-/// The listeners, bound but not served yet, so that a port that is taken ends the start before anything is attached.
-#[derive(Debug)]
+/// The listeners, bound but not served yet, so that a port that is taken ends the start before anything is attached. Cheap to
+/// clone.
+#[derive(Clone, Debug)]
 pub struct Endpoints {
-    admin: TcpListener,
-    stats: TcpListener,
-    readiness: TcpListener,
+    admin: Socket,
+    stats: Socket,
+    readiness: Socket,
 }
 
 /// What the endpoints show.
 #[derive(Clone)]
 pub struct View {
-    /// Answers `/healthz/ready`.
-    pub readiness: Readiness,
     /// Answers `/metrics`, with the bytes of open connections as of now.
     pub observe: Observe,
     /// Every metric family.
@@ -59,21 +50,71 @@ pub struct View {
 }
 
 impl Endpoints {
-    /// Binds all three.
-    pub async fn bind(config: &Config) -> Result<Self, BindError> {
+    /// Those of a process before that has handed them over, as far as they have the ports that are wanted; binds the others.
+    pub async fn open(
+        config: &Config,
+        mut inherited: Vec<(Endpoint, std::net::TcpListener)>,
+    ) -> Result<Self, BindError> {
         Ok(Self {
-            admin: bind(config.admin, "admin", "--admin-port").await?,
-            stats: bind(config.stats, "metrics", "--stats-port").await?,
-            readiness: bind(config.readiness, "readiness", "--readiness-port").await?,
+            admin: Socket::open(Endpoint::Admin, config.admin, &mut inherited).await?,
+            stats: Socket::open(Endpoint::Stats, config.stats, &mut inherited).await?,
+            readiness: Socket::open(Endpoint::Readiness, config.readiness, &mut inherited).await?,
         })
     }
 
-    /// Serves: readiness on the data path's tasks, so that a data path that is stuck fails its probe.
-    pub fn serve(self, view: View, control: &Tasks, data: &Tasks) {
-        let View { readiness, observe, registry, connections, quit } = view;
-        http::serve(self.admin, control, move |request| admin(request, &connections, &quit));
-        http::serve(self.stats, control, move |request| stats(request, &observe, &registry));
-        http::serve(self.readiness, data, move |request| ready(request, &readiness));
+    /// What a process before is to be asked for.
+    pub fn wanted(config: &Config) -> Vec<(Endpoint, u16)> {
+        vec![
+            (Endpoint::Admin, config.admin.port()),
+            (Endpoint::Stats, config.stats.port()),
+            (Endpoint::Readiness, config.readiness.port()),
+        ]
+    }
+
+    /// Serves readiness: on the data path's tasks, so that a data path that is stuck fails its probe.
+    pub fn serve_readiness(&self, readiness: Readiness, data: &Tasks) {
+        http::serve(self.readiness.clone(), data, move |request| ready(request, &readiness));
+    }
+
+    /// Serves the others.
+    pub fn serve(&self, view: View, control: &Tasks) {
+        let View { observe, registry, connections, quit } = view;
+        http::serve(self.admin.clone(), control, move |request| {
+            admin(request, &connections, &quit)
+        });
+        http::serve(self.stats.clone(), control, move |request| {
+            stats(request, &observe, &registry)
+        });
+    }
+
+    /// Accepts no more from those that have the ports that a successor wants, and gives them.
+    pub(crate) fn lend(&self, wanted: &[(Endpoint, u16)]) -> Vec<(Endpoint, Arc<TcpListener>)> {
+        let lent = wanted
+            .iter()
+            .filter_map(|(endpoint, port)| Some((*endpoint, self.socket(*endpoint).lend(*port)?)));
+        lent.collect()
+    }
+
+    /// Accepts no more from any of them: a process before that has them, too, does again.
+    pub(crate) fn give_up(&self) {
+        for socket in [&self.admin, &self.stats, &self.readiness] {
+            socket.give_up();
+        }
+    }
+
+    /// Accepts from all of them again.
+    pub(crate) fn take_back(&self) {
+        for socket in [&self.admin, &self.stats, &self.readiness] {
+            socket.take_back();
+        }
+    }
+
+    const fn socket(&self, endpoint: Endpoint) -> &Socket {
+        match endpoint {
+            Endpoint::Admin => &self.admin,
+            Endpoint::Stats => &self.stats,
+            Endpoint::Readiness => &self.readiness,
+        }
     }
 }
 
@@ -134,21 +175,6 @@ fn ready(route: &Route<'_>, readiness: &Readiness) -> Reply {
 /// Where an endpoint that everybody may read listens.
 pub(crate) fn stats_address(port: u16) -> SocketAddr {
     SocketAddr::from(([0_u16; 8], port))
-}
-
-pub(crate) async fn bind(
-    addr: SocketAddr,
-    what: &'static str,
-    flag: &'static str,
-) -> Result<TcpListener, BindError> {
-    let bound = match TcpListener::bind(addr).await {
-        // A node without IPv6 has no [::], but it has 0.0.0.0.
-        Err(e) if addr.is_ipv6() && e.kind() != io::ErrorKind::AddrInUse => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, addr.port())).await
-        }
-        other => other,
-    };
-    bound.map_err(|source| BindError { addr, what, flag, source })
 }
 
 #[cfg(test)]
@@ -214,13 +240,5 @@ mod tests {
         );
         drop(tracked);
         assert_eq!(list(), json!([]));
-    }
-
-    #[tokio::test]
-    async fn a_taken_port_names_the_flag() {
-        let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = holder.local_addr().unwrap();
-        let error = bind(addr, "admin", "--admin-port").await.unwrap_err();
-        assert!(error.to_string().contains("--admin-port"), "{error}");
     }
 }

@@ -5,8 +5,9 @@ mod failure;
 mod metrics;
 mod options;
 pub(crate) mod stop;
+mod takeover;
 
-use std::{io::Write as _, path::Path, sync::Arc, time::Duration};
+use std::{io::Write as _, path::Path, sync::Arc};
 
 use culvert_capture::{CaptureError, HostError, Node};
 use culvert_carry::Timeouts;
@@ -14,20 +15,25 @@ use culvert_observe::{Connections, Observe};
 use culvert_sys::{cgroup::Hierarchy, netns::Netns};
 use culvert_tls::{Authority, Certificates};
 use prometheus_client::registry::Registry;
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::mpsc,
+};
 use tokio_util::sync::CancellationToken;
 
 pub use self::failure::RunError;
 use self::{
-    ending::{leave, take_down},
+    ending::{Running, leave},
     options::{marks, node_options, proxy_ports, tls_profile},
     stop::Stop,
+    takeover::Place,
 };
 use crate::{
-    admin::{Endpoints, View},
+    admin::View,
     config::{self, Config, args::CleanupArgs},
     context::NodeContext,
-    enroll::Enrolment,
+    enroll::{Enrolment, Succession},
+    handover::{self, Host},
     logging,
     pods::{PodsFile, Policy},
     readiness::Readiness,
@@ -40,9 +46,8 @@ use crate::{
 const CGROUP_FALLBACK: &str = "/run/culvert/cgroup2";
 /// Connections shown by the admin endpoints; more are carried, but not listed.
 const SHOWN: usize = 100_000;
-/// Of the data path's tasks, when it ends without a drain.
-const AT_ONCE: Duration = Duration::ZERO;
-
+/// What other processes of the node may want at one time.
+const COMMANDS: usize = 8;
 /// Runs the node until it is told to stop.
 pub fn run(config: Config) -> Result<(), RunError> {
     logging::init(config.log_format, &config.log_filter)?;
@@ -66,7 +71,11 @@ pub fn cleanup(args: &CleanupArgs) -> Result<(), RunError> {
     }
     logging::init(config::LogFormat::Plain, "warn")?;
     let pods = culvert_capture::cleanup(&args.bpffs, &args.node)?;
-    Hierarchy::find(Path::new(CGROUP_FALLBACK))?.remove_own(&cgroup_name(&args.node))?;
+    let hierarchy = Hierarchy::find(Path::new(CGROUP_FALLBACK))?;
+    for seat in culvert_capture::SEATS {
+        hierarchy.remove_own(&cgroup_name(&args.node, seat))?;
+    }
+    handover::remove_sockets(&args.node)?;
     let line = format!("removed node {} with {pods} enrolled pods\n", args.node);
     std::io::stdout().write_all(line.as_bytes()).map_err(RunError::Output)
 }
@@ -80,7 +89,6 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     let authority = Authority::load(&config.ca_dir)?.with_ttl(config.secret_ttl);
     let (revocation_file, revocations) =
         config.crl.clone().map(RevocationFile::open).transpose()?.unzip();
-    let endpoints = Endpoints::bind(config).await?;
 
     let (control_tasks, data_tasks) =
         (Tasks::new(control.handle().clone()), Tasks::new(data.handle().clone()));
@@ -90,9 +98,15 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     let starting = readiness.latch("workload proxy manager");
     let quit = CancellationToken::new();
     let mut stop = Stop::new(quit.clone());
+    let home = Netns::current().map_err(HostError::from).map_err(CaptureError::from)?;
+    let mut place = tokio::select! {
+        place = Box::pin(Place::take(config, &home)) => place?,
+        () = stop.told() => return Ok(()),
+    };
+    // A probe for this process must not be answered for another.
+    place.endpoints.serve_readiness(readiness.clone(), &data_tasks);
     let profile = tls_profile(config, revocations);
     let certificates = Arc::new(Certificates::new(authority).with_profile(profile));
-    let home = Netns::current().map_err(HostError::from).map_err(CaptureError::from)?;
     let context = Arc::new(NodeContext {
         home,
         state: state.clone(),
@@ -105,10 +119,44 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
         proxy_ports: proxy_ports(config.steering),
     });
 
-    let hierarchy = Hierarchy::find(Path::new(CGROUP_FALLBACK))?;
-    let cgroup = hierarchy.enter_own(&cgroup_name(&config.node))?;
+    let (commands, commanded) = mpsc::channel(COMMANDS);
+    let endpoints = place.endpoints.clone();
+    if let Some(control) = place.control.take() {
+        let netns = context.home.inode();
+        let host = Host {
+            netns,
+            endpoints: endpoints.clone(),
+            commands: commands.clone(),
+            quit: quit.clone(),
+        };
+        control.serve(host, &control_tasks);
+    }
+    let own = Hierarchy::find(Path::new(CGROUP_FALLBACK)).and_then(|hierarchy| {
+        let cgroup = hierarchy.enter_own(&cgroup_name(&config.node, place.number()))?;
+        Ok((hierarchy, cgroup))
+    });
+    let (hierarchy, cgroup) = match own {
+        Ok(own) => own,
+        Err(error) => {
+            place.leave();
+            return Err(error.into());
+        }
+    };
     let options = node_options(config, &hierarchy, &cgroup);
-    let start = data_tasks.blocking(move || Node::start(&options)).await;
+    let taken = tokio::select! {
+        taken = place.predecessor.take() => taken.map(|()| Start::Done),
+        () = stop.told() => Ok(Start::Stopped),
+    };
+    if !matches!(taken, Ok(Start::Done)) {
+        place.leave();
+        leave(cgroup);
+        return taken.map(drop).map_err(RunError::from);
+    }
+    let Place { seat, predecessor, .. } = place;
+    let succession = Succession::new(commanded, predecessor.gone());
+    let elder_gone = predecessor.gone();
+    let reports = predecessor.watch(commands, &control_tasks);
+    let start = data_tasks.blocking(move || Node::start(&options, seat)).await;
     let node = match start.map_err(RunError::Thread)? {
         Ok(node) => node,
         Err(error) => {
@@ -122,23 +170,31 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     }
     let node = Arc::new(node);
     metrics::register(&mut registry, &node);
-    let mut enrolment = Enrolment::new(
+    let enrolment = Enrolment::new(
         Arc::clone(&node),
         Arc::clone(&context),
         marks(config.steering),
         config.drain,
         data_tasks.clone(),
+        succession,
     );
+    let mut running = Running {
+        node,
+        enrolment,
+        cgroup,
+        endpoints,
+        elder_gone,
+        reports,
+        data_tasks,
+        control_tasks,
+    };
     let started = tokio::select! {
-        started = enrolment.start(&mut pods) => started.map(|()| Start::Done),
+        started = Box::pin(running.enrolment.start(&mut pods)) => started.map(|()| Start::Done),
         () = stop.told() => Ok(Start::Stopped),
     };
     if !matches!(started, Ok(Start::Done)) {
-        enrolment.drain(AT_ONCE).await;
-        data_tasks.drain(AT_ONCE).await;
         // A start that comes to nothing leaves the node as it was found.
-        let remove = is_new || config.ephemeral;
-        let down = take_down(node, enrolment.release(), cgroup, remove, &data_tasks).await;
+        let down = Box::pin(running.abandon(is_new || config.ephemeral)).await;
         let Err(error) = started else { return down };
         if let Err(down) = down {
             tracing::error!(error = crate::error::chain(&down), "node not taken down");
@@ -147,37 +203,25 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     }
 
     let view = View {
-        readiness: readiness.clone(),
         observe: context.observe.clone(),
         connections: context.connections.clone(),
         registry: Arc::new(registry),
         quit: quit.clone(),
     };
-    endpoints.serve(view, &control_tasks, &data_tasks);
-    control_tasks.spawn(mesh_file.run(state));
-    control_tasks.spawn(certificates.run());
+    running.endpoints.serve(view, &running.control_tasks);
+    running.control_tasks.spawn(mesh_file.run(state));
+    running.control_tasks.spawn(certificates.run());
     if let Some(file) = revocation_file {
-        control_tasks.spawn(file.run());
+        running.control_tasks.spawn(file.run());
     }
+    running.report_readiness(readiness.clone());
 
     let latch = || readiness.latch("workload proxy manager");
     tokio::select! {
-        () = enrolment.follow(&mut pods, starting, latch) => {}
+        () = Box::pin(running.enrolment.follow(&mut pods, starting, latch)) => {}
         () = stop.told() => {}
     }
-    tracing::info!(deadline = ?config.drain, "draining");
-    node.open_up();
-    let mut again = stop.again();
-    tokio::select! {
-        () = enrolment.drain(config.drain) => {}
-        () = again.told() => {
-            tracing::warn!("told to stop again: not waiting for connections");
-            enrolment.drain(AT_ONCE).await;
-        }
-    }
-    data_tasks.drain(AT_ONCE).await;
-    control_tasks.drain(AT_ONCE).await;
-    take_down(node, enrolment.release(), cgroup, config.ephemeral, &data_tasks).await
+    Box::pin(running.end(config.drain, config.ephemeral, stop.again())).await
 }
 
 /// How a start ended that did not fail.
@@ -187,6 +231,6 @@ enum Start {
     Stopped,
 }
 
-fn cgroup_name(node: &str) -> String {
-    format!("culvert-{node}")
+fn cgroup_name(node: &str, seat: u8) -> String {
+    format!("culvert-{node}.{seat}")
 }

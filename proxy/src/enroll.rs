@@ -1,9 +1,12 @@
 //! Pods arrive and leave: each is captured and gets its proxy. How it loses both is `departure`'s.
 
+mod accept;
 mod batch;
 mod departure;
 mod failure;
+mod serve;
 mod settings;
+mod succession;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,27 +14,20 @@ use std::{
     time::Duration,
 };
 
-use culvert_capture::{CaptureError, Listener, Node, Pod, Role};
-use culvert_carry::{
-    dial::Dialer,
-    hbone::{Pool, PoolOptions, server::Phase},
-};
+use culvert_capture::{CaptureError, Node, Pod};
 use culvert_sys::netns::{Netns, NetnsError};
-use culvert_tls::Retained;
 use futures::future::join_all;
-use tokio::sync::{Semaphore, watch};
-use tokio_util::sync::CancellationToken;
 
 pub use self::failure::EnrollError;
+pub(crate) use self::succession::{Command, Succession};
 use self::{
     batch::Batch,
     departure::{Departures, Fate, Left, Proxy},
+    succession::LOOK,
 };
 use crate::{
-    context::{NodeContext, PodContext},
+    context::NodeContext,
     error::chain,
-    inbound, outbound,
-    outlook::PodOutlook,
     pods::{PodSource, PodSpec},
     readiness::Latch,
     tasks::Tasks,
@@ -39,15 +35,6 @@ use crate::{
 
 /// How long until a pod that could not be enrolled is tried again.
 const RETRY: Duration = Duration::from_secs(5);
-
-/// How long a listener goes on once its tasks drain: until the runtime has been told of what is in its queue.
-const LAST_CALL: Duration = Duration::from_millis(50);
-
-/// How long a listener goes on at most where its queue does not empty, because a successor has not taken its slot.
-const LATEST_CALL: Duration = Duration::from_secs(1);
-
-/// Peers of a pod that may be in their handshake at a time: a burst of clients fits, a flood does not.
-const HANDSHAKES: usize = 1024;
 
 /// The marks of the proxy's sockets, which depend on who steers.
 #[derive(Clone, Copy, Debug)]
@@ -67,11 +54,15 @@ pub(crate) struct Enrolment {
     departures: Departures,
     failed: HashMap<Arc<str>, PodSpec>,
     left: Left,
+    succession: Succession,
+    /// What belonged to another process's cgroup is there still.
+    unswept: bool,
 }
 
 struct Enrolled {
     /// `None` once another is to take its place.
     holder: Option<Arc<str>>,
+    spec: PodSpec,
     pod: Pod,
     proxy: Proxy,
 }
@@ -84,9 +75,11 @@ impl Enrolment {
         marks: Marks,
         drain: Duration,
         tasks: Tasks,
+        succession: Succession,
     ) -> Self {
+        let elder_gone = succession.elder_gone.clone();
         Self {
-            departures: Departures::new(Arc::clone(&node), drain, tasks.child()),
+            departures: Departures::new(Arc::clone(&node), drain, tasks.child(), elder_gone),
             node,
             context,
             marks,
@@ -94,6 +87,8 @@ impl Enrolment {
             enrolled: HashMap::new(),
             failed: HashMap::new(),
             left: Left::Nothing,
+            succession,
+            unswept: false,
         }
     }
 
@@ -134,16 +129,31 @@ impl Enrolment {
             } else if pending.take().is_some() {
                 tracing::info!("ready");
             }
-            let retry = !self.failed.is_empty() || self.left == Left::Something;
+            let retry = self.leads()
+                && (!self.failed.is_empty() || self.left == Left::Something || self.unswept);
+            let leads = self.leads();
             let batch = tokio::select! {
                 batch = Batch::next(source) => Some(batch),
                 left = self.departures.next() => {
                     self.left = self.left.max(left);
                     continue;
                 }
+                Some(command) = self.succession.commands.recv() => {
+                    self.obey(command).await;
+                    continue;
+                }
+                () = tokio::time::sleep(LOOK), if !leads => {
+                    self.look().await;
+                    continue;
+                }
                 () = tokio::time::sleep(RETRY), if retry => None,
             };
             let Batch { wanted, synced } = batch.unwrap_or_else(|| self.again());
+            if !leads {
+                self.note(wanted);
+                continue;
+            }
+            self.sweep_seats_again().await;
             for (spec, error) in self.apply(wanted).await {
                 self.postpone(spec, &error);
             }
@@ -154,10 +164,21 @@ impl Enrolment {
     }
 
     /// Ends the pods' connections, all at once, and waits for un-enrolments that are under way.
-    pub(crate) async fn drain(&self, deadline: Duration) {
+    pub(crate) async fn drain(&mut self, deadline: Duration) {
         let staying = self.enrolled.values().map(|enrolled| &enrolled.proxy);
-        let proxies = staying.chain(self.departures.proxies());
-        let cut = join_all(proxies.map(|proxy| proxy.drain(deadline))).await;
+        let proxies: Vec<Proxy> = staying.chain(self.departures.proxies()).cloned().collect();
+        let drained = join_all(proxies.iter().map(|proxy| proxy.drain(deadline)));
+        tokio::pin!(drained);
+        let cut = loop {
+            let command = tokio::select! {
+                cut = &mut drained => break cut,
+                Some(command) = self.succession.commands.recv() => command,
+            };
+            // A successor may come even now. What it leaves behind is the next one's.
+            if let Command::Yield(_) = command {
+                self.obey(command).await;
+            }
+        };
         self.departures.finish().await;
         tracing::info!(cut = cut.iter().sum::<usize>(), "drained");
     }
@@ -285,49 +306,6 @@ impl Enrolment {
         EnrollError::Capture { uid, source }
     }
 
-    /// Starts the pod's proxy.
-    fn serve(&mut self, spec: &PodSpec, netns: Netns, mut pod: Pod) {
-        let timeouts = self.context.timeouts;
-        let addresses = pod.addresses();
-        let owns = {
-            let addresses = addresses.clone();
-            move |ip| addresses.owns(ip)
-        };
-        let context = Arc::new(PodContext {
-            node: Arc::clone(&self.context),
-            pod: spec.pod.clone(),
-            addresses,
-            dialer: Dialer {
-                netns,
-                home: self.context.home.clone(),
-                proxy_mark: self.marks.proxy,
-                delivery_mark: self.marks.delivery,
-                timeout: timeouts.dial,
-            },
-            pool: Pool::new(PoolOptions { timeouts, ..PoolOptions::default() }, owns),
-            outlook: PodOutlook::new(),
-            handshakes: Arc::new(Semaphore::new(HANDSHAKES)),
-            phase: watch::Sender::new(Phase::Serving),
-        });
-        let tasks = self.tasks.child();
-        for listener in pod.take_listeners() {
-            tasks.spawn(accept(listener, Arc::clone(&context), tasks.clone()));
-        }
-        tasks.spawn(keep_certificate(Arc::clone(&context), tasks.draining()));
-        if let Some(watch) = pod.take_watch() {
-            let draining = tasks.draining();
-            tasks.spawn(async move {
-                tokio::select! {
-                    () = watch.run() => {}
-                    () = draining.cancelled() => {}
-                }
-            });
-        }
-        let holder = Some(Arc::clone(&spec.uid));
-        let enrolled = Enrolled { holder, proxy: Proxy { context, tasks }, pod };
-        self.enrolled.insert(enrolled.pod.id(), enrolled);
-    }
-
     /// Lets new connections go their own way. Those that are captured need the pod's rules until they end.
     async fn unenroll(&mut self, inode: u32) {
         let Some(Enrolled { pod, proxy, .. }) = self.enrolled.remove(&inode) else { return };
@@ -355,7 +333,12 @@ impl Enrolment {
     /// Un-enrols pods that left while no process ran, or that could not be un-enrolled when they did.
     ///
     /// Those that could not be enrolled stay as a process before has left them: held, not opened.
+    /// Nor are those touched that the process before may still drain connections of.
     async fn sweep(&mut self) {
+        if !self.leads() || !self.succession.elder_gone.is_cancelled() {
+            self.left = Left::Something;
+            return;
+        }
         let failed = self.failed.values().filter_map(|spec| Netns::open(&spec.netns).ok());
         let keep: Vec<u32> = self
             .enrolled
@@ -376,71 +359,6 @@ impl Enrolment {
         };
         tracing::error!(error, retry = ?RETRY, "stale pods not un-enrolled");
         self.left = Left::Something;
-    }
-}
-
-/// Gets the pod's certificate before its first connection waits for it, and lets the store keep it until the pod drains.
-/// One that cannot be had is told then.
-async fn keep_certificate(context: Arc<PodContext>, draining: CancellationToken) {
-    let certificates = &context.node.certificates;
-    let mut changed = context.node.state.subscribe();
-    let mut retained: Option<Retained> = None;
-    loop {
-        let identity =
-            context.node.state.load().find_local(&context.pod).map(|pod| pod.identity.clone());
-        let work = async {
-            if let Some(identity) = identity
-                && retained.as_ref().is_none_or(|retained| *retained.identity() != identity)
-            {
-                retained = Some(certificates.retain(&identity));
-                if let Err(error) = certificates.prefetch(&identity).await {
-                    tracing::warn!(error = chain(&error), "no certificate yet");
-                }
-            }
-            changed.changed().await
-        };
-        tokio::select! {
-            changed = work => if changed.is_err() { return },
-            () = draining.cancelled() => return,
-        }
-    }
-}
-
-/// Takes connections until the tasks drain, then what the kernel has accepted already: closing the listener resets them.
-async fn accept(listener: Listener, context: Arc<PodContext>, tasks: Tasks) {
-    let draining = tasks.draining();
-    let after = |time| {
-        let draining = &draining;
-        async move {
-            draining.cancelled().await;
-            tokio::time::sleep(time).await;
-        }
-    };
-    let (closing, closed) = (after(LAST_CALL), after(LATEST_CALL));
-    tokio::pin!(closing, closed);
-    loop {
-        let captured = tokio::select! {
-            // On a busy machine the timer is as late as everything else: the queue comes first.
-            biased;
-            () = &mut closed => return,
-            captured = listener.accept() => captured,
-            () = &mut closing => return,
-        };
-        let captured = match captured {
-            Ok(captured) => captured,
-            Err(error) => {
-                let pod = format!("{}/{}", context.pod.namespace, context.pod.name);
-                tracing::error!(%error, pod, role = ?listener.role(), "listener failed");
-                return;
-            }
-        };
-        let context = Arc::clone(&context);
-        match listener.role() {
-            // No DNS server of ours is asked: the one that the pod named is reached like any other host.
-            Role::Outbound | Role::Dns => tasks.spawn(outbound::carry(context, captured)),
-            Role::Inbound => tasks.spawn(inbound::plaintext(context, captured)),
-            Role::Hbone => tasks.spawn(inbound::hbone(context, captured)),
-        }
     }
 }
 

@@ -17,6 +17,7 @@ mod context;
 pub mod controlplane;
 pub mod enroll;
 mod flow;
+mod handover;
 mod inbound;
 mod outbound;
 mod outlook;
@@ -31,6 +32,7 @@ pub mod readiness;
 pub mod tasks;
 
 pub use culvert_mesh::error;
+pub use handover::HandoverError;
 pub use pods::PodsFileError;
 pub use revocations::RevocationFileError;
 pub use state::MeshFileError;

@@ -1,14 +1,13 @@
 //! Readiness as latches: the node is ready once every part that took a [`Latch`] has released it.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
+
+use tokio::sync::watch;
 
 /// The names of what is still awaited.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    pending: Arc<Mutex<BTreeSet<&'static str>>>,
+    pending: Arc<watch::Sender<BTreeSet<&'static str>>>,
 }
 
 /// Keeps the node not ready until it is dropped.
@@ -21,30 +20,37 @@ pub struct Latch {
 impl Readiness {
     /// Holds readiness back under `name`, which `/healthz/ready` shows.
     pub fn latch(&self, name: &'static str) -> Latch {
-        self.with(|pending| pending.insert(name));
+        self.pending.send_modify(|pending| {
+            pending.insert(name);
+        });
         Latch { name, readiness: self.clone() }
     }
 
     /// What is still awaited, in alphabetical order; empty when ready.
     pub fn pending(&self) -> Vec<&'static str> {
-        self.with(|pending| pending.iter().copied().collect())
+        self.pending.borrow().iter().copied().collect()
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut BTreeSet<&'static str>) -> T) -> T {
-        // A set of names is valid whatever panicked while it was held.
-        f(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Waits until nothing is awaited any more.
+    pub async fn reached(&self) {
+        // This half of the channel keeps it open.
+        drop(self.pending.subscribe().wait_for(BTreeSet::is_empty).await);
     }
 }
 
 impl Drop for Latch {
     fn drop(&mut self) {
         let name = self.name;
-        self.readiness.with(|pending| pending.remove(name));
+        self.readiness.pending.send_modify(|pending| {
+            pending.remove(name);
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -55,7 +61,9 @@ mod tests {
         assert_eq!(readiness.pending(), ["pods", "state"]);
         drop(state);
         assert_eq!(readiness.pending(), ["pods"]);
+        assert!(readiness.reached().now_or_never().is_none());
         drop(pods);
         assert!(readiness.pending().is_empty());
+        assert!(readiness.reached().now_or_never().is_some());
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use culvert_capture::{
-    BpfLog, GuardHost, Listener, Node, NodeOptions, ProbeCgroup, Role, Settings, Steering, WhenDown,
+    BpfLog, GuardHost, Listener, Node, NodeOptions, ProbeCgroup, Role, Seat, Settings, WhenDown,
 };
 use culvert_sys::{cgroup::Hierarchy, netns::Netns};
 use culvert_tests::{netns, poll, process::Process, topology::Topology};
@@ -171,20 +171,17 @@ pub(crate) fn serve(options: &Serve) -> Result<()> {
     let cpus = Cpus::ByKind { echo: Pins::together()?.server, sink: pins.server };
     let plain = [plain(&options.captured, cpus)?, plain(&options.bare, cpus)?];
 
-    let start = |steering| {
-        Node::start(&NodeOptions {
-            name: options.node.clone(),
-            bpffs: PathBuf::from("/sys/fs/bpf"),
-            cgroup_root: hierarchy.root().to_owned(),
-            own_cgroup: own_cgroup.path().to_owned(),
-            steering,
-            when_down: WhenDown::Hold,
-            probes: ProbeCgroup::Off,
-            guard_host: GuardHost::Off,
-            log: BpfLog::Off,
-        })
+    let node_options = NodeOptions {
+        cgroup_root: hierarchy.root().to_owned(),
+        own_cgroup: own_cgroup.path().to_owned(),
+        when_down: WhenDown::Hold,
+        probes: ProbeCgroup::Off,
+        guard_host: GuardHost::Off,
+        log: BpfLog::Off,
     };
-    let (redirect, ebpf) = (start(Steering::Redirect)?, start(Steering::Ebpf)?);
+    let redirect = Node::start(&node_options, None)?;
+    let seat = Seat::take(Path::new("/sys/fs/bpf"), &options.node)?;
+    let ebpf = Node::start(&node_options, Some(seat))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let mut end = signal(SignalKind::terminate())?;

@@ -3,9 +3,10 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 /// The modules whose scenarios are about steering and nothing else.
-const STEERING: [&str; 9] = [
+const STEERING: [&str; 10] = [
     "addresses",
     "enrolment",
+    "handover",
     "hostile",
     "links",
     "neighbours",

@@ -18,6 +18,7 @@ mod enrolment;
 mod files;
 mod foreign;
 mod guarantees;
+mod handover;
 mod hostile;
 mod links;
 mod neighbours;

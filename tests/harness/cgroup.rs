@@ -11,9 +11,9 @@ use anyhow::{Context as _, Result};
 /// What their names start with; the node's name follows.
 pub(crate) const PREFIX: &str = "culvert-";
 
-/// The cgroup of a node's proxy.
-pub(crate) fn of_node(node: &str) -> String {
-    format!("{PREFIX}{node}")
+/// The cgroups of a node's proxies: of the two that may run at one time.
+pub(crate) fn of_node(node: &str) -> [String; 2] {
+    [0, 1].map(|seat| format!("{PREFIX}{node}.{seat}"))
 }
 
 /// The cgroup2 that this process is in; `None` where there is no cgroup2.

@@ -44,6 +44,9 @@ pub fn binary() -> Result<PathBuf> {
     })
 }
 
+/// What the elder of two processes logs once it has met the other.
+const MET: &str = "another process takes over";
+
 /// What stays of a proxy after its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remains {
@@ -117,6 +120,37 @@ impl<'t> Culvert<'t> {
         Ok(())
     }
 
+    /// Starts another process beside the one that runs, which hands the node over to it; gives that one. Waits until the new one
+    /// answers for the node, which is before it is ready.
+    pub fn succeed(&mut self) -> Result<Process> {
+        let before = self.process.take().context("culvert is not running")?;
+        let met = self.log().matches(MET).count();
+        self.launch()?;
+        let process = self.process.as_mut().context("culvert is not running")?;
+        let log = self.node.dir.join("culvert.log");
+        let outcome = poll::within(START_LIMIT, || {
+            let log = fs::read_to_string(&log).unwrap_or_default();
+            (log.matches(MET).count() > met || process.ended().is_some()).then_some(())
+        });
+        ensure!(outcome.is_some(), "the two processes have not met:\n{}", self.log_tail());
+        Ok(before)
+    }
+
+    /// Makes a process that [`Culvert::succeed`] gave the only one again; the newer one must have ended.
+    pub fn restore(&mut self, process: Process) {
+        self.process = Some(process);
+    }
+
+    /// The process that the node is carried by.
+    pub fn process(&mut self) -> Result<&mut Process> {
+        self.process.as_mut().context("culvert is not running")
+    }
+
+    /// The control socket of the process in a seat.
+    pub fn control_socket(&self, seat: u8) -> PathBuf {
+        Path::new("/run/culvert").join(&self.node.name).join(format!("control-{seat}.sock"))
+    }
+
     /// Waits until the node says that every pod is captured and its state is loaded.
     pub fn wait_ready(&mut self) -> Result<()> {
         let node = self.node;
@@ -159,9 +193,10 @@ impl<'t> Culvert<'t> {
     /// Where its maps and links are pinned: the folder of the one layout that the node has.
     pub fn pins(&self) -> Result<PathBuf> {
         let node = Path::new("/sys/fs/bpf/culvert").join(&self.node.name);
-        let mut layouts =
-            fs::read_dir(&node).with_context(|| format!("read {}", node.display()))?;
-        Ok(layouts.next().context("nothing is pinned")??.path())
+        let entries = fs::read_dir(&node).with_context(|| format!("read {}", node.display()))?;
+        let layout =
+            entries.flatten().find(|entry| entry.file_name().to_string_lossy().starts_with('v'));
+        Ok(layout.context("nothing is pinned")?.path())
     }
 
     /// The process id while it runs.

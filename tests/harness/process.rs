@@ -35,7 +35,7 @@ impl Process {
             .with_context(|| format!("open {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = netns.run(|| command.spawn()).with_context(|| format!("start {command:?}"))?;
-        let pid_file = dir.join(format!("{name}.pid"));
+        let pid_file = dir.join(format!("{name}-{}.pid", child.id()));
         fs::write(&pid_file, record(child.id()))
             .with_context(|| format!("write {}", pid_file.display()))?;
         Ok(Self { child, pid_file, log })

@@ -90,7 +90,9 @@ pub struct Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        cgroup::remove(&cgroup::of_node(&self.name));
+        for cgroup in cgroup::of_node(&self.name) {
+            cgroup::remove(&cgroup);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ pub fn cleanup(bpffs: &Path, name: &str) -> Result<usize, CaptureError> {
     if !pins::is_bpffs(bpffs) {
         return Ok(0);
     }
-    let pins = NodePins::lock(bpffs, name)?;
+    let pins = NodePins::take_alone(bpffs, name)?;
     let mut count = 0;
     for version in pins.versions()? {
         // Another version's maps may have another layout: what they say is left unread.

@@ -19,7 +19,7 @@ use tokio::io::Interest;
 use crate::{
     error::{CaptureError, InNetns as _},
     interfaces::Family,
-    listeners::{self, Exhaustion, Listener, Trouble},
+    listeners::{self, Exhaustion, Listener, Place, Trouble},
     pod::Addresses,
 };
 
@@ -81,12 +81,8 @@ impl DnsSocket {
         self.sender.send(query.server, query.client, message)
     }
 
-    pub(crate) const fn slot(&self) -> Slot {
-        self.slot
-    }
-
-    pub(crate) fn as_raw(&self) -> &impl std::os::fd::AsRawFd {
-        &*self.receiver
+    pub(crate) fn place(&self) -> Place {
+        Place::of_queries(self.slot, &self.receiver)
     }
 }
 

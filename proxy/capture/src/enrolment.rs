@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::ErrorKind,
     net::IpAddr,
     os::fd::AsFd as _,
     sync::{Arc, Mutex, PoisonError},
@@ -13,8 +14,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 use aya::{
-    maps::{Map, MapData, SockMap},
-    programs::{ProgramError, SkLookup, links::FdLink},
+    maps::{Map, MapData, MapError, SockMap},
+    programs::{ProgramError, ProgramFd, SkLookup, links::FdLink},
 };
 use culvert_abi::maps as names;
 use culvert_sys::{bpf, netns::Netns};
@@ -28,13 +29,14 @@ use crate::{
     hooks::{Existing, FilterProgram, Inside, Programs},
     interfaces::{Interfaces, look_into},
     listeners::{self, Listener},
-    maps::failed,
+    maps::{BPF_NOEXIST, failed},
     node::{Loaded, Steering},
     node_end::NodeGuard,
     object::{self, Loader, programs},
     pins::{PodPins, pin_error},
-    pod::{Addresses, Changes, Inner, Pod, Steered, sync_routing},
+    pod::{Addresses, Changes, Inner, Pod, PodCapture, Steered, sync_routing},
     removal,
+    rtnl::Rtnl,
     settings::Settings,
     sysctls,
     upkeep::{Held, Upkeep},
@@ -68,7 +70,7 @@ pub(crate) fn enroll(
     counts: &Arc<Counts>,
 ) -> Result<Pod, CaptureError> {
     let id = netns.inode();
-    if let Some(other) = node.pins.other_owner(id)? {
+    if let Some(other) = node.seat.pins.other_owner(id)? {
         return Err(CaptureError::EnrolledElsewhere { pod: id, node: other });
     }
     let pins = node.version.pod(id);
@@ -104,13 +106,13 @@ fn install(
         maps.forget_settings(id)?;
     }
     pins.make()?;
-    if let Some(probes) = &node.probes {
+    if let Some(probes) = &node.attached().probes {
         probes.distrust(id)?;
     }
 
     // Before the first reading: a change in between is seen by the watch.
     let changes = Changes::subscribe(netns).in_netns(id, "watch the interfaces")?;
-    let (mut rtnl, now) = look_into(netns)?;
+    let (rtnl, now) = look_into(netns)?;
     let excluded = now.addresses_of_only(&settings.exclude_interfaces);
     let tracked = claim_addresses(node, id, &now, &excluded)?;
 
@@ -119,11 +121,12 @@ fn install(
     let listeners = listeners::open(netns, Steering::Ebpf, &addresses)?;
     let queries = dns::open(netns, &addresses)?;
     let mut object = node.loader.lock().unwrap_or_else(PoisonError::into_inner).load_pod(pins)?;
-    let sock_map = object.take_map(names::LISTENERS);
     let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     lookup.load().map_err(refused("load", programs::PICK_LISTENER))?;
+    let lookup = descriptor(lookup)?;
+    let places = listeners.iter().map(Listener::place).chain(queries.iter().map(DnsSocket::place));
     let steered = Steered {
-        when_down: node.when_down,
+        when_down: node.options.when_down,
         maps: node.maps.clone(),
         pins: pins.clone(),
         loader: Arc::clone(&node.loader),
@@ -133,29 +136,63 @@ fn install(
             hold_out: FilterProgram::load(&mut object, programs::HOLD_OUT)?,
             guard: FilterProgram::load(&mut object, programs::GUARD)?,
         },
-        node_guard: match &node.guard_host {
+        node_guard: match &node.guarded_home {
             Some(home) => Some(NodeGuard {
                 program: FilterProgram::load(&mut object, programs::GUARD_HOST)?,
                 home: home.clone(),
             }),
             None => None,
         },
+        lookup,
+        places: places.collect(),
         upkeep: Mutex::default(),
     };
-    fill_slots(sock_map, &listeners, &queries)?;
+    fill_slots(&steered, Slots::All)?;
     let (settings, entries) = claim_settings(node, id, &now, settings, counts)?;
-
     save_sysctls(node, netns)?;
-    sysctls::write(netns, sysctls::WANTED).in_netns(id, "write the sysctls")?;
-    sync_routing(id, &mut rtnl, &now, &settings)?;
-    let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
     let captured_before = pins.is_attached();
-    attach_lookup(lookup, netns, pins)?;
+    let attach = || {
+        let lookup: &mut SkLookup = object::program(&mut object, programs::PICK_LISTENER)?;
+        attach_lookup(lookup, netns, pins)
+    };
+    let namespace = Namespace { netns, rtnl, now, tracked, excluded, entries, cookie };
+    steer(&steered, namespace, &settings, captured_before, attach)?;
+    let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings));
+    let steered = Some(steered);
+    let inner = Inner { id, netns: netns.clone(), addresses, counts, settings, steered };
+    Ok(Pod::new(Arc::new(inner), listeners, queries, changes))
+}
+
+/// A pod's namespace, as it was looked into.
+struct Namespace<'a> {
+    netns: &'a Netns,
+    rtnl: Rtnl,
+    now: Interfaces,
+    tracked: BTreeSet<IpAddr>,
+    excluded: BTreeSet<IpAddr>,
+    entries: Entries,
+    cookie: Option<u64>,
+}
+
+/// Lets the programs of this process steer into the pod's listeners, which are in their slots already. `attach` attaches
+/// `pick_listener`.
+fn steer(
+    steered: &Steered,
+    namespace: Namespace<'_>,
+    settings: &Settings,
+    captured_before: bool,
+    attach: impl FnOnce() -> Result<(), CaptureError>,
+) -> Result<(), CaptureError> {
+    let Namespace { netns, mut rtnl, now, tracked, excluded, entries, cookie } = namespace;
+    let id = netns.inode();
+    sysctls::write(netns, sysctls::WANTED).in_netns(id, "write the sysctls")?;
+    sync_routing(id, &mut rtnl, &now, settings)?;
+    attach()?;
     let inside = &mut Inside::pod(netns, &mut rtnl, &now);
     steered.attach_holds(inside, Existing::Replace)?;
 
     // Commit point.
-    let contested = node.maps.lock().commit(id, cookie, &tracked)?;
+    let contested = steered.maps.lock().commit(id, cookie, &tracked)?;
 
     // Last: before the pod is captured, it would drop every connection that the pod makes. And not at once: a connect()
     // that ran before the commit has no mark, and its SYN may only now be on its way out.
@@ -168,14 +205,41 @@ fn install(
     // What is left over is counted at the watch's first look.
     *steered.upkeep() = Upkeep::new(
         &now,
-        &settings,
+        settings,
         ends,
         Held { addresses: tracked, contested, excluded, entries },
     );
-    let (counts, settings) = (Arc::clone(counts), ArcSwap::from_pointee(settings));
-    let steered = Some(steered);
-    let inner = Inner { id, netns: netns.clone(), addresses, counts, settings, steered };
-    Ok(Pod::new(Arc::new(inner), listeners, queries, changes))
+    Ok(())
+}
+
+/// Steers into the listeners of this process again, where another had taken the pod over; `false` where the pod is no more
+/// enrolled.
+pub(crate) fn reclaim(node: &Loaded, PodCapture(pod): &PodCapture) -> Result<bool, CaptureError> {
+    let Some(steered) = &pod.steered else { return Ok(true) };
+    let (id, netns, settings) = (pod.id, &pod.netns, pod.settings.load_full());
+    if !steered.pins.is_attached() {
+        return Ok(false);
+    }
+    // First, and whatever else fails: connections wait for them.
+    fill_slots(steered, Slots::All)?;
+    let cookie = netns.cookie().in_netns(id, "read the cookie")?;
+    let (rtnl, now) = look_into(netns)?;
+    pod.addresses.set(&now, &settings);
+    let excluded = now.addresses_of_only(&settings.exclude_interfaces);
+    let tracked = claim_addresses(node, id, &now, &excluded)?;
+    let attach = || replace_lookup(&steered.pins, &steered.lookup).map(drop);
+    let (settings, entries) = claim_settings(node, id, &now, &settings, &pod.counts)?;
+    let namespace = Namespace { netns, rtnl, now, tracked, excluded, entries, cookie };
+    steer(steered, namespace, &settings, true, attach)?;
+    Ok(true)
+}
+
+/// Puts listeners of this process into slots that are empty; gives how many.
+pub(crate) fn refill(PodCapture(pod): &PodCapture) -> Result<usize, CaptureError> {
+    match &pod.steered {
+        Some(steered) if steered.pins.is_attached() => fill_slots(steered, Slots::Empty),
+        _ => Ok(0),
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "enrolment blocks a thread that may")]
@@ -243,26 +307,41 @@ fn is_known_by(netns: &Netns, address: IpAddr) -> bool {
     look_into(netns).is_ok_and(|(_, now)| now.is_known_by(address))
 }
 
-/// Puts each listener into its slot, in place of a predecessor's.
-fn fill_slots(
-    map: Option<Map>,
-    listeners: &[Listener],
-    queries: &[DnsSocket],
-) -> Result<(), CaptureError> {
-    let absent = || aya::maps::MapError::KeyNotFound;
-    let map = map.ok_or_else(absent).map_err(failed("find", names::LISTENERS))?;
-    let mut slots: SockMap<MapData> = map.try_into().map_err(failed("adopt", names::LISTENERS))?;
-    for listener in listeners {
-        slots
-            .set(listener.slot() as u32, listener.as_raw(), 0)
-            .map_err(failed("insert into", names::LISTENERS))?;
+fn descriptor(program: &SkLookup) -> Result<ProgramFd, CaptureError> {
+    let fd = program.fd().and_then(|fd| fd.try_clone().map_err(ProgramError::IOError));
+    fd.map_err(refused("load", programs::PICK_LISTENER))
+}
+
+/// Which slots to fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slots {
+    /// All, in place of another process's listeners.
+    All,
+    Empty,
+}
+
+/// Puts each listener into its slot; gives how many were.
+fn fill_slots(steered: &Steered, slots: Slots) -> Result<usize, CaptureError> {
+    let map = MapData::from_pin(steered.pins.listeners())
+        .and_then(Map::from_map_data)
+        .map_err(failed("open", names::LISTENERS))?;
+    let mut map: SockMap<MapData> = map.try_into().map_err(failed("adopt", names::LISTENERS))?;
+    let flags = match slots {
+        Slots::All => 0,
+        Slots::Empty => BPF_NOEXIST,
+    };
+    let mut filled = 0;
+    for place in &steered.places {
+        // Closed: it accepts no more.
+        let Some(socket) = place.socket() else { continue };
+        match map.set(place.slot as u32, &socket, flags) {
+            Ok(()) => filled += 1,
+            Err(MapError::SyscallError(e))
+                if slots == Slots::Empty && e.io_error.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(failed("insert into", names::LISTENERS)(e)),
+        }
     }
-    for socket in queries {
-        slots
-            .set(socket.slot() as u32, socket.as_raw(), 0)
-            .map_err(failed("insert into", names::LISTENERS))?;
-    }
-    Ok(())
+    Ok(filled)
 }
 
 /// Writes down what the namespace held before, once: an adopted one holds our own values.
@@ -299,13 +378,8 @@ fn attach_lookup(
     pins: &PodPins,
 ) -> Result<(), CaptureError> {
     let name = programs::PICK_LISTENER;
-    if let Some(link) = pins.open_link()
-        && pins.is_attached()
-    {
-        let fd = program.fd().map_err(refused("attach", name))?;
-        return bpf::link_update(link.as_fd(), fd.as_fd())
-            .map_err(ProgramError::IOError)
-            .map_err(refused("attach", name));
+    if replace_lookup(pins, program.fd().map_err(refused("attach", name))?)? {
+        return Ok(());
     }
     let id = program.attach(netns).map_err(refused("attach", name))?;
     let link = program.take_link(id).map_err(refused("attach", name))?;
@@ -313,6 +387,15 @@ fn attach_lookup(
         .pin(pins.link())
         .map_err(|e| pin_error("pin", &pins.link())(std::io::Error::other(e)))?;
     Ok(())
+}
+
+/// Gives the pinned link the program, where it is attached.
+fn replace_lookup(pins: &PodPins, program: &ProgramFd) -> Result<bool, CaptureError> {
+    let Some(link) = pins.open_link().filter(|_| pins.is_attached()) else { return Ok(false) };
+    bpf::link_update(link.as_fd(), program.as_fd())
+        .map_err(ProgramError::IOError)
+        .map_err(refused("attach", programs::PICK_LISTENER))?;
+    Ok(true)
 }
 
 fn refused(

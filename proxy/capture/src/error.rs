@@ -1,6 +1,6 @@
 //! Why a node or a pod could not be captured; what to do about it is the last clause of each message.
 
-use std::{io, net::IpAddr, path::PathBuf};
+use std::{fmt, io, net::IpAddr, path::PathBuf};
 
 use aya::{EbpfError, maps::MapError, programs::ProgramError};
 use culvert_sys::{cgroup::CgroupError, netns::NetnsError};
@@ -8,9 +8,9 @@ use culvert_sys::{cgroup::CgroupError, netns::NetnsError};
 /// Why capture failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// Another process holds this node name.
+    /// Another process holds this node name, and shares it with nobody.
     #[error(
-        "start node {node}: another culvert{} runs under this name; stop it, or choose another --node",
+        "take node {node}: another culvert{} has it to itself; wait for its end, stop it, or choose another --node",
         holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
     Busy {
@@ -19,9 +19,20 @@ pub enum CaptureError {
         /// The process that holds the lock, where `/proc/locks` tells.
         holder: Option<u32>,
     },
+    /// Two processes hold this node name: one that serves, one that takes over or drains.
+    #[error(
+        "take node {node}: two culverts run under this name already (pids {holders:?}); start a third once the elder has \
+         drained, or choose another --node"
+    )]
+    Full {
+        /// The node name.
+        node: String,
+        /// The processes, where `/proc/locks` tells.
+        holders: Vec<u32>,
+    },
     /// Pins of another ABI version are there.
     #[error(
-        "adopt {}: pinned by ABI version {found}, this build has {want}; run: culvert cleanup --node {node}",
+        "adopt {}: pinned by ABI version {found}, this build has {want}; {remedy}run: culvert cleanup --node {node}",
         path.display()
     )]
     OtherVersion {
@@ -33,6 +44,8 @@ pub enum CaptureError {
         found: String,
         /// The version of this build.
         want: u32,
+        /// What is to be done before.
+        remedy: Remedy,
     },
     /// The host lacks something that capture needs.
     #[error("prepare this host for capture")]
@@ -124,6 +137,30 @@ pub enum CaptureError {
         /// The operating system's reason.
         source: io::Error,
     },
+}
+
+/// What pins of another ABI version need before they can be cleaned up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Nothing.
+    Cleanup,
+    /// The end of the process that uses them.
+    Stop {
+        /// The process, where it is known.
+        pid: Option<u32>,
+    },
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cleanup => Ok(()),
+            Self::Stop { pid: Some(pid) } => {
+                write!(f, "stop the culvert that runs (pid {pid}), then ")
+            }
+            Self::Stop { pid: None } => f.write_str("stop the culvert that runs, then "),
+        }
+    }
 }
 
 /// What the host lacks.

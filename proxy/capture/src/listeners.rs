@@ -3,7 +3,8 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd, RawFd},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -100,7 +101,50 @@ pub struct Listener {
     slot: Slot,
     steering: Steering,
     addresses: Addresses,
-    socket: tokio::net::TcpListener,
+    socket: Arc<tokio::net::TcpListener>,
+}
+
+/// What puts a socket into its slot, for as long as there is one.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) slot: Slot,
+    socket: PlaceOf,
+}
+
+#[derive(Clone, Debug)]
+enum PlaceOf {
+    Listener(Weak<tokio::net::TcpListener>),
+    Queries(Weak<tokio::net::UdpSocket>),
+}
+
+impl Place {
+    pub(crate) fn of_queries(slot: Slot, socket: &Arc<tokio::net::UdpSocket>) -> Self {
+        Self { slot, socket: PlaceOf::Queries(Arc::downgrade(socket)) }
+    }
+
+    /// The socket, unless it has been closed.
+    pub(crate) fn socket(&self) -> Option<Placed> {
+        Some(match &self.socket {
+            PlaceOf::Listener(socket) => Placed::Listener(socket.upgrade()?),
+            PlaceOf::Queries(socket) => Placed::Queries(socket.upgrade()?),
+        })
+    }
+}
+
+/// A socket that is open for as long as the value lives.
+#[derive(Debug)]
+pub(crate) enum Placed {
+    Listener(Arc<tokio::net::TcpListener>),
+    Queries(Arc<tokio::net::UdpSocket>),
+}
+
+impl AsRawFd for Placed {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Listener(socket) => socket.as_raw_fd(),
+            Self::Queries(socket) => socket.as_raw_fd(),
+        }
+    }
 }
 
 impl Listener {
@@ -130,12 +174,8 @@ impl Listener {
         }
     }
 
-    pub(crate) const fn slot(&self) -> Slot {
-        self.slot
-    }
-
-    pub(crate) fn as_raw(&self) -> &impl std::os::fd::AsRawFd {
-        &self.socket
+    pub(crate) fn place(&self) -> Place {
+        Place { slot: self.slot, socket: PlaceOf::Listener(Arc::downgrade(&self.socket)) }
     }
 
     fn captured(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Captured> {
@@ -237,7 +277,8 @@ pub(crate) fn open(
             check_netns(&socket, netns).in_netns(pod, "check the listener")?;
             let socket = tokio::net::TcpListener::from_std(socket)
                 .in_netns(pod, format!("listen on {addr}"))?;
-            let (slot, addresses) = (role.slot(family), addresses.clone());
+            let (slot, socket) = (role.slot(family), Arc::new(socket));
+            let addresses = addresses.clone();
             listeners.push(Listener { role, slot, steering, addresses, socket });
         }
     }

@@ -1,7 +1,9 @@
 //! Start of a node: its programs are loaded, attached to their cgroups, and seen to work.
 
 use std::{
+    fmt,
     net::{Ipv4Addr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
     sync::{Arc, Mutex},
 };
 
@@ -11,6 +13,7 @@ use aya::{
 };
 use culvert_abi::Outcome;
 use culvert_sys::{
+    bpf::{self, LinkTarget},
     caps::{Capability, Effective},
     cgroup,
     netns::Netns,
@@ -18,47 +21,50 @@ use culvert_sys::{
 
 use crate::{
     attach::{self, Cgroup},
-    error::{CaptureError, HostError, chain},
+    error::{CaptureError, HostError, Remedy, chain},
     logs::BpfLogs,
     maps::Maps,
     node::{BpfLog, GuardHost, Loaded, Marking, NodeOptions, SharedMaps, WhenDown},
     object::{self, Loader, programs},
-    pins::{self, NodePins, PodPins, VersionPins},
+    pins::{PodPins, VersionPins},
     probes::{self, Probes, Surroundings},
     removal,
+    seat::{Elder, Seat},
 };
 
 /// Loads and attaches all that a node has once. Where that fails on a node that is new, nothing of it is left.
-pub(crate) fn load(options: &NodeOptions, home: &Netns) -> Result<Loaded, CaptureError> {
-    check_capabilities()?;
-    let root = cgroup::id(&options.cgroup_root).map_err(HostError::Cgroup)?;
-    let own = cgroup::id(&options.own_cgroup).map_err(HostError::Cgroup)?;
-    if root == own {
-        return Err(HostError::RootCgroup { path: options.own_cgroup.clone() }.into());
-    }
-    pins::ensure_bpffs(&options.bpffs)?;
-    let pins = NodePins::lock(&options.bpffs, &options.name)?;
-    let version = pins.open_version()?;
-    match install(options, &version, root, own) {
-        Ok(Installed { loader, maps, marking, link, probes, logs }) => Ok(Loaded {
-            pins,
+pub(crate) fn load(
+    options: &NodeOptions,
+    seat: Seat,
+    home: &Netns,
+) -> Result<Loaded, CaptureError> {
+    let (own, version) = match prepare(options, &seat) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            seat.leave();
+            return Err(error);
+        }
+    };
+    match install(options, &version, &seat, own) {
+        Ok(Installed { loader, maps, programs, attached, logs }) => Ok(Loaded {
+            seat,
             version,
             loader: Arc::new(Mutex::new(loader)),
             maps: SharedMaps::new(maps),
-            marking,
-            link: Mutex::new(link),
-            when_down: options.when_down,
-            guard_host: match options.guard_host {
+            marking: programs.marking,
+            programs: Mutex::new(programs),
+            attached: Mutex::new(attached),
+            options: options.clone(),
+            guarded_home: match options.guard_host {
                 GuardHost::Off => None,
                 GuardHost::On => Some(home.clone()),
             },
-            probes,
             logs: Mutex::new(logs),
         }),
         Err(error) => {
-            if pins.is_new() {
+            if seat.pins.is_new() && seat.pins.hold_alone() {
                 match removal::remove_version(&version) {
-                    Ok(()) => pins.remove_empty(),
+                    Ok(()) => seat.pins.remove_empty(),
                     Err(undo) => {
                         tracing::error!(error = chain(&undo), "cannot undo a failed start");
                     }
@@ -69,95 +75,184 @@ pub(crate) fn load(options: &NodeOptions, home: &Netns) -> Result<Loaded, Captur
     }
 }
 
+/// The id of the own cgroup, and the folder of pins.
+fn prepare(options: &NodeOptions, seat: &Seat) -> Result<(u64, VersionPins), CaptureError> {
+    check_capabilities()?;
+    let root = cgroup::id(&options.cgroup_root).map_err(HostError::Cgroup)?;
+    let own = cgroup::id(&options.own_cgroup).map_err(HostError::Cgroup)?;
+    if root == own {
+        return Err(HostError::RootCgroup { path: options.own_cgroup.clone() }.into());
+    }
+    let remedy = match seat.elder() {
+        Some(Elder { pid, .. }) => Remedy::Stop { pid },
+        None => Remedy::Cleanup,
+    };
+    Ok((own, seat.pins.open_version(remedy)?))
+}
+
 struct Installed {
     loader: Loader,
     maps: Maps,
-    marking: Marking,
-    link: Option<FdLink>,
-    probes: Option<Probes>,
+    programs: NodePrograms,
+    attached: Attached,
     logs: Option<BpfLogs>,
 }
 
 fn install(
     options: &NodeOptions,
     version: &VersionPins,
-    root: u64,
+    seat: &Seat,
     own: u64,
 ) -> Result<Installed, CaptureError> {
     Maps::create(version)?;
     let mut loader = Loader::new(version, options.log, options.when_down);
-    let mut node = loader.load("node", object::NODE)?;
-    let mut exempt = loader.load("exempt", object::EXEMPT)?;
+    let mut programs = NodePrograms::load(&mut loader)?;
     let mut maps = Maps::open(version)?;
-    maps.set_own_cgroup(own)?;
-
-    // First ours: were it the other way round, a connection of our own could be captured in between.
-    let own = Cgroup { path: &options.own_cgroup, id: own };
-    let root = Cgroup { path: &options.cgroup_root, id: root };
-    let mark_own = load_sock_ops(&mut exempt, programs::MARK_OWN)?;
-    attach::pinned(mark_own, programs::MARK_OWN, own, &version.link(programs::MARK_OWN))?;
-    let (marking, mark) = load_marking(&mut node)?;
-    // Either marking program goes by one link, so that a kernel update leaves no second one.
-    let pin = version.link(programs::MARK_CONNECT);
-    let link = match options.when_down {
-        WhenDown::Hold | WhenDown::Refuse => {
-            attach::pinned(mark, programs::MARK_CONNECT, root, &pin)?;
-            None
-        }
-        // What is marked has nowhere else to go, so that marking must end with the process.
-        WhenDown::Open => Some(attach::unpinned(mark, programs::MARK_CONNECT, root, &pin)?),
-    };
+    maps.add_own_cgroup(own)?;
+    sweep_own(version, seat.elder(), seat.number(), &mut maps, own)?;
+    let attached = programs.attach(options, version, seat.number())?;
     check_mark_own(&maps)?;
-    let probes = attach_probes(options, version, &mut exempt)?;
-    attach_reuse(&mut node, version, root)?;
-
     let logs = match options.log {
         BpfLog::Off => None,
-        BpfLog::On => BpfLogs::of([&mut node, &mut exempt]),
+        BpfLog::On => BpfLogs::of([&mut programs.node, &mut programs.exempt]),
     };
-    Ok(Installed { loader, maps, marking, link, probes, logs })
+    Ok(Installed { loader, maps, programs, attached, logs })
 }
 
-/// Exempts what kubelet dials, where its cgroup is known.
-fn attach_probes(
-    options: &NodeOptions,
+/// Takes away what belonged to the cgroups of processes that are gone: all but the one in `seat`, and the elder.
+pub(crate) fn sweep_own(
     version: &VersionPins,
-    exempt: &mut Ebpf,
-) -> Result<Option<Probes>, CaptureError> {
-    let pods: Vec<u32> = version.pods()?.iter().map(PodPins::id).collect();
-    let around = Surroundings { root: &options.cgroup_root, own: &options.own_cgroup, pods: &pods };
-    let pin = version.link(programs::MARK_PROBE);
-    let Some((path, id)) = probes::find(&options.probes, around) else {
-        attach::remove(&pin)?;
-        return Ok(None);
-    };
-    let program = load_sock_ops(exempt, programs::MARK_PROBE)?;
-    attach::pinned(program, programs::MARK_PROBE, Cgroup { path: &path, id }, &pin)?;
-    tracing::info!(cgroup = %path.display(), "probes from kubelet's cgroup are not captured");
-    Ok(Some(Probes { path, pin }))
-}
-
-/// Lets pods bind ports that proxied connections hold, where the kernel can (Linux 6.1).
-fn attach_reuse(
-    node: &mut Ebpf,
-    version: &VersionPins,
-    root: Cgroup<'_>,
+    elder: Option<Elder>,
+    seat: u8,
+    maps: &mut Maps,
+    own: u64,
 ) -> Result<(), CaptureError> {
-    for name in [programs::REUSE_BIND4, programs::REUSE_BIND6] {
-        let program: &mut CgroupSockAddr = object::program(node, name)?;
-        if let Err(refused) = program.load() {
-            tracing::warn!(
-                program = name,
-                reason = chain(&refused),
-                "this kernel does not let bind programs set options (Linux 6.1): an application without SO_REUSEADDR \
-                 that starts again may find its port taken by connections through the proxy",
-            );
-            attach::remove(&version.link(name))?;
+    let mut living = vec![own];
+    for pin in version.links()? {
+        let name = pin.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with(programs::MARK_OWN) || *name == *mark_own_pin(seat) {
             continue;
         }
-        attach::pinned(program, name, root, &version.link(name))?;
+        let is_elders = elder.is_some_and(|elder| *name == *mark_own_pin(elder.seat));
+        match bpf::open_pin(&pin).and_then(|link| bpf::link_target(link.as_fd())) {
+            Ok(LinkTarget::Cgroup(id)) if is_elders && id != 0 => living.push(id),
+            _ => attach::remove(&pin)?,
+        }
     }
-    Ok(())
+    maps.keep_own_cgroups(&living)
+}
+
+/// The pin of `mark_own` at the cgroup of the process in a seat.
+fn mark_own_pin(seat: u8) -> String {
+    format!("{}-{seat}", programs::MARK_OWN)
+}
+
+/// The node's programs: loaded once, attached whenever this process comes to lead the node.
+pub(crate) struct NodePrograms {
+    node: Ebpf,
+    exempt: Ebpf,
+    marking: Marking,
+    /// What this kernel takes of `reuse_bind`.
+    reuse: Vec<&'static str>,
+}
+
+impl fmt::Debug for NodePrograms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodePrograms").finish_non_exhaustive()
+    }
+}
+
+/// What is attached in a way that must be remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Attached {
+    /// What marks, where that must end with the process.
+    pub(crate) marking: Option<FdLink>,
+    pub(crate) probes: Option<Probes>,
+}
+
+impl NodePrograms {
+    fn load(loader: &mut Loader) -> Result<Self, CaptureError> {
+        let mut node = loader.load("node", object::NODE)?;
+        let mut exempt = loader.load("exempt", object::EXEMPT)?;
+        load_sock_ops(&mut exempt, programs::MARK_OWN)?;
+        load_sock_ops(&mut exempt, programs::MARK_PROBE)?;
+        let marking = load_marking(&mut node)?;
+        let mut reuse = Vec::new();
+        for name in [programs::REUSE_BIND4, programs::REUSE_BIND6] {
+            let program: &mut CgroupSockAddr = object::program(&mut node, name)?;
+            match program.load() {
+                Ok(()) => reuse.push(name),
+                Err(refused) => tracing::warn!(
+                    program = name,
+                    reason = chain(&refused),
+                    "this kernel does not let bind programs set options (Linux 6.1): an application without \
+                     SO_REUSEADDR that starts again may find its port taken by connections through the proxy",
+                ),
+            }
+        }
+        Ok(Self { node, exempt, marking, reuse })
+    }
+
+    /// Attaches all of them, in place of another process's where it has any. What `mark_own` another has stays.
+    pub(crate) fn attach(
+        &mut self,
+        options: &NodeOptions,
+        version: &VersionPins,
+        seat: u8,
+    ) -> Result<Attached, CaptureError> {
+        let id = |path| cgroup::id(path).map_err(HostError::Cgroup);
+        let own = Cgroup { path: &options.own_cgroup, id: id(&options.own_cgroup)? };
+        let root = Cgroup { path: &options.cgroup_root, id: id(&options.cgroup_root)? };
+        // First ours: were it the other way round, a connection of our own could be captured in between.
+        let mark_own: &mut SockOps = object::program(&mut self.exempt, programs::MARK_OWN)?;
+        attach::pinned(mark_own, programs::MARK_OWN, own, &version.link(&mark_own_pin(seat)))?;
+        let name = match self.marking {
+            Marking::ByNetns => programs::MARK_CONNECT,
+            Marking::ByAddress => programs::MARK_BY_ADDR,
+        };
+        let mark: &mut SockOps = object::program(&mut self.node, name)?;
+        // Either marking program goes by one link, so that a kernel update leaves no second one.
+        let pin = version.link(programs::MARK_CONNECT);
+        let marking = match options.when_down {
+            WhenDown::Hold | WhenDown::Refuse => {
+                attach::pinned(mark, programs::MARK_CONNECT, root, &pin)?;
+                None
+            }
+            // What is marked has nowhere else to go, so that marking must end with the process.
+            WhenDown::Open => Some(attach::unpinned(mark, programs::MARK_CONNECT, root, &pin)?),
+        };
+        let probes = self.attach_probes(options, version)?;
+        for name in [programs::REUSE_BIND4, programs::REUSE_BIND6] {
+            let pin = version.link(name);
+            if self.reuse.contains(&name) {
+                let program: &mut CgroupSockAddr = object::program(&mut self.node, name)?;
+                attach::pinned(program, name, root, &pin)?;
+            } else {
+                attach::remove(&pin)?;
+            }
+        }
+        Ok(Attached { marking, probes })
+    }
+
+    /// Exempts what kubelet dials, where its cgroup is known.
+    fn attach_probes(
+        &mut self,
+        options: &NodeOptions,
+        version: &VersionPins,
+    ) -> Result<Option<Probes>, CaptureError> {
+        let pods: Vec<u32> = version.pods()?.iter().map(PodPins::id).collect();
+        let around =
+            Surroundings { root: &options.cgroup_root, own: &options.own_cgroup, pods: &pods };
+        let pin = version.link(programs::MARK_PROBE);
+        let Some((path, id)) = probes::find(&options.probes, around) else {
+            attach::remove(&pin)?;
+            return Ok(None);
+        };
+        let program: &mut SockOps = object::program(&mut self.exempt, programs::MARK_PROBE)?;
+        attach::pinned(program, programs::MARK_PROBE, Cgroup { path: &path, id }, &pin)?;
+        tracing::info!(cgroup = %path.display(), "probes from kubelet's cgroup are not captured");
+        Ok(Some(Probes { path, pin }))
+    }
 }
 
 /// Whether this process may do what capture does; [`Node::start`](crate::Node::start) asks it too. Every capability that
@@ -171,35 +266,25 @@ pub fn check_capabilities() -> Result<(), HostError> {
 }
 
 /// Tries the program that knows the namespace; only where the kernel refuses it, the one that knows addresses.
-fn load_marking(node: &mut Ebpf) -> Result<(Marking, &mut SockOps), CaptureError> {
-    let marking = match load_sock_ops(node, programs::MARK_CONNECT) {
-        Ok(_) => Marking::ByNetns,
-        Err(refused) => {
-            load_sock_ops(node, programs::MARK_BY_ADDR)?;
-            tracing::warn!(
-                reason = chain(&refused),
-                "this kernel does not tell sockops programs the network namespace (Linux 5.15): pods are known by \
-                 address",
-            );
-            Marking::ByAddress
-        }
+fn load_marking(node: &mut Ebpf) -> Result<Marking, CaptureError> {
+    let Err(refused) = load_sock_ops(node, programs::MARK_CONNECT) else {
+        return Ok(Marking::ByNetns);
     };
-    let name = match marking {
-        Marking::ByNetns => programs::MARK_CONNECT,
-        Marking::ByAddress => programs::MARK_BY_ADDR,
-    };
-    Ok((marking, object::program(node, name)?))
+    load_sock_ops(node, programs::MARK_BY_ADDR)?;
+    tracing::warn!(
+        reason = chain(&refused),
+        "this kernel does not tell sockops programs the network namespace (Linux 5.15): pods are known by address",
+    );
+    Ok(Marking::ByAddress)
 }
 
-fn load_sock_ops<'a>(
-    object: &'a mut Ebpf,
-    name: &'static str,
-) -> Result<&'a mut SockOps, CaptureError> {
+fn load_sock_ops(object: &mut Ebpf, name: &'static str) -> Result<(), CaptureError> {
     let program: &mut SockOps = object::program(object, name)?;
-    match program.load() {
-        Ok(()) => Ok(program),
-        Err(source) => Err(CaptureError::Program { attempt: "load", program: name, source }),
-    }
+    program.load().map_err(|source| CaptureError::Program {
+        attempt: "load",
+        program: name,
+        source,
+    })
 }
 
 /// On hybrid hosts a `net_cls` or `net_prio` controller can take a socket's cgroup2 away; then nothing of ours is known as

@@ -23,7 +23,7 @@ const OWN_CGROUPS: u32 = 64;
 const BPF_F_NO_PREALLOC: u32 = 1;
 
 /// `linux/bpf.h`.
-const BPF_NOEXIST: u64 = 1;
+pub(crate) const BPF_NOEXIST: u64 = 1;
 
 /// Whether an address tells the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,11 +261,14 @@ impl Maps {
         absent_is_fine(self.saved.remove(&pod)).map_err(failed("remove from", maps::SAVED))
     }
 
-    /// Makes `id` the one cgroup whose sockets are ours. Others are of processes that are gone: the node's lock lets only
-    /// one live.
-    pub(crate) fn set_own_cgroup(&mut self, id: u64) -> Result<(), CaptureError> {
-        self.own_cgroups.insert(id, 1, 0).map_err(failed("insert into", maps::OWN_CGROUPS))?;
-        remove_matching(&mut self.own_cgroups, maps::OWN_CGROUPS, |key, _| *key != id)
+    /// Makes sockets of the cgroup `id` ours.
+    pub(crate) fn add_own_cgroup(&mut self, id: u64) -> Result<(), CaptureError> {
+        self.own_cgroups.insert(id, 1, 0).map_err(failed("insert into", maps::OWN_CGROUPS))
+    }
+
+    /// Makes sockets of all other cgroups nobody's of ours.
+    pub(crate) fn keep_own_cgroups(&mut self, ids: &[u64]) -> Result<(), CaptureError> {
+        remove_matching(&mut self.own_cgroups, maps::OWN_CGROUPS, |key, _| !ids.contains(key))
     }
 
     /// How often each outcome happened, since the maps were pinned.

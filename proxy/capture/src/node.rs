@@ -5,28 +5,28 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use aya::programs::links::FdLink;
 use culvert_abi::Outcome;
-use culvert_sys::netns::Netns;
+use culvert_sys::{cgroup, netns::Netns};
 
 use crate::{
     counts::Counts,
     enrolment,
     error::{CaptureError, HostError},
-    load::load,
+    load::{Attached, NodePrograms, load, sweep_own},
     logs::BpfLogs,
     maps::Maps,
     object::Loader,
-    pins::{NodePins, VersionPins},
-    pod::Pod,
-    probes::{ProbeCgroup, Probes},
+    pins::VersionPins,
+    pod::{Pod, PodCapture},
+    probes::ProbeCgroup,
     removal,
+    seat::Seat,
     settings::Settings,
 };
 
 /// How connections reach the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Steering {
+pub(crate) enum Steering {
     /// By our programs.
     Ebpf,
     /// By iptables rules that someone else has installed, to Istio's ports; nothing is loaded.
@@ -65,16 +65,10 @@ pub enum WhenDown {
 /// What a node needs to start.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
-    /// The node name: several may share a kernel, one process holds each.
-    pub name: String,
-    /// Where the bpffs is or shall be, usually `/sys/fs/bpf`.
-    pub bpffs: PathBuf,
     /// Root of cgroup2 as this process sees it: the pods' cgroups must be beneath it.
     pub cgroup_root: PathBuf,
-    /// The proxy's own cgroup, which holds nothing but proxies.
+    /// This process's own cgroup, which holds nothing else.
     pub own_cgroup: PathBuf,
-    /// How connections reach the proxy.
-    pub steering: Steering,
     /// What becomes of connections while no process holds the node.
     pub when_down: WhenDown,
     /// Whose connections to pods are probes, which are not captured.
@@ -112,17 +106,16 @@ enum Engine {
 /// What [`Steering::Ebpf`] holds for the life of the process.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    pub(crate) pins: NodePins,
+    pub(crate) seat: Seat,
     pub(crate) version: VersionPins,
     pub(crate) loader: Arc<Mutex<Loader>>,
     pub(crate) maps: SharedMaps,
     pub(crate) marking: Marking,
-    /// What marks, where that must end with the process.
-    pub(crate) link: Mutex<Option<FdLink>>,
-    pub(crate) when_down: WhenDown,
+    pub(crate) programs: Mutex<NodePrograms>,
+    pub(crate) attached: Mutex<Attached>,
+    pub(crate) options: NodeOptions,
     /// Where the node's ends of the pods' interfaces are, if they are to be guarded.
-    pub(crate) guard_host: Option<Netns>,
-    pub(crate) probes: Option<Probes>,
+    pub(crate) guarded_home: Option<Netns>,
     pub(crate) logs: Mutex<Option<BpfLogs>>,
 }
 
@@ -141,15 +134,24 @@ impl SharedMaps {
     }
 }
 
+impl Loaded {
+    pub(crate) fn attached(&self) -> MutexGuard<'_, Attached> {
+        // Each field is replaced whole: there is no half-made state for a panic to leave.
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Node {
-    /// Loads and attaches the node's programs, or adopts and updates those of a process before. Blocks.
+    /// Loads and attaches the node's programs, in place of another process's where it has any; without a seat, loads nothing:
+    /// connections reach the proxy by iptables rules that someone else has installed, to Istio's ports. Blocks.
     ///
-    /// From here on the node name is held until this value is dropped; what is attached stays then.
-    pub fn start(options: &NodeOptions) -> Result<Self, CaptureError> {
+    /// An elder must have yielded the node, with [`PodCapture::release`] for each of its pods. The seat is held until this value is
+    /// dropped; what is attached stays then.
+    pub fn start(options: &NodeOptions, seat: Option<Seat>) -> Result<Self, CaptureError> {
         let home = Netns::current().map_err(HostError::from)?;
-        let engine = match options.steering {
-            Steering::Redirect => Engine::Redirect,
-            Steering::Ebpf => Engine::Ebpf(Box::new(load(options, &home)?)),
+        let engine = match seat {
+            None => Engine::Redirect,
+            Some(seat) => Engine::Ebpf(Box::new(load(options, seat, &home)?)),
         };
         Ok(Self { home, engine, counts: Arc::default() })
     }
@@ -158,7 +160,7 @@ impl Node {
     pub fn is_new(&self) -> bool {
         match &self.engine {
             Engine::Redirect => true,
-            Engine::Ebpf(loaded) => loaded.pins.is_new(),
+            Engine::Ebpf(loaded) => loaded.seat.pins.is_new(),
         }
     }
 
@@ -200,7 +202,7 @@ impl Node {
     /// What a clean end begins with.
     pub fn open_up(&self) {
         if let Engine::Ebpf(loaded) = &self.engine {
-            drop(loaded.link.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(loaded.attached().marking.take());
         }
     }
 
@@ -213,13 +215,59 @@ impl Node {
         removal::remove_each(Some(&loaded.maps), stale).map(drop)
     }
 
-    /// Ends all capture of this node and removes every trace of it. Blocks.
+    /// Attaches the node's programs again, which another process had replaced: the first step of taking the node back, before
+    /// [`Self::reclaim_pod`]. Blocks.
+    pub fn reclaim(&self) -> Result<(), CaptureError> {
+        let Engine::Ebpf(loaded) = &self.engine else { return Ok(()) };
+        let mut programs = loaded.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = programs.attach(&loaded.options, &loaded.version, loaded.seat.number())?;
+        *loaded.attached() = again;
+        Ok(())
+    }
+
+    /// Makes a pod that another process had taken over, and no more holds, this one's again, connections and all; `false`
+    /// where the pod is no more enrolled. Blocks.
+    pub fn reclaim_pod(&self, pod: &PodCapture) -> Result<bool, CaptureError> {
+        match &self.engine {
+            Engine::Redirect => Ok(true),
+            Engine::Ebpf(loaded) => enrolment::reclaim(loaded, pod),
+        }
+    }
+
+    /// Puts the pod's listeners into those slots that are empty, because another process that had taken the pod over has closed
+    /// its own; gives how many. Blocks.
+    pub fn refill(&self, pod: &PodCapture) -> Result<usize, CaptureError> {
+        match &self.engine {
+            Engine::Redirect => Ok(0),
+            Engine::Ebpf(_) => enrolment::refill(pod),
+        }
+    }
+
+    /// Takes away what belonged to another process alone that is gone; `false` where one is there still, or again. Blocks.
+    pub fn sweep_seats(&self) -> Result<bool, CaptureError> {
+        let Engine::Ebpf(loaded) = &self.engine else { return Ok(true) };
+        let own = cgroup::id(&loaded.options.own_cgroup).map_err(HostError::Cgroup)?;
+        loaded.seat.if_alone(|| {
+            sweep_own(&loaded.version, None, loaded.seat.number(), &mut loaded.maps.lock(), own)
+        })
+    }
+
+    /// Whether no other process holds the node, and from here on none can. Where one does, it is left alone with it: this one
+    /// must touch nothing of the node any more.
+    pub fn hold_alone(&self) -> bool {
+        match &self.engine {
+            Engine::Redirect => true,
+            Engine::Ebpf(loaded) => loaded.seat.pins.hold_alone(),
+        }
+    }
+
+    /// Ends all capture of this node and removes every trace of it; for who holds it alone. Blocks.
     pub fn dismantle(self) -> Result<(), CaptureError> {
         let Engine::Ebpf(loaded) = self.engine else { return Ok(()) };
-        let Loaded { pins, version, maps, .. } = *loaded;
+        let Loaded { seat, version, maps, .. } = *loaded;
         removal::remove_each(Some(&maps), version.pods()?)?;
         removal::remove_version(&version)?;
-        pins.remove_empty();
+        seat.pins.remove_empty();
         Ok(())
     }
 

@@ -1,9 +1,9 @@
 //! What stays in the bpffs, and who may touch it:
 //!
 //! ```text
-//! <bpffs>/culvert/<node>/            locked with flock(2) by the one process of this node name
+//! <bpffs>/culvert/<node>/            locked with flock(2) by each process of this node name: see `seat`
 //!     v<ABI>/maps/<map>
-//!     v<ABI>/links/<program>
+//!     v<ABI>/links/<program>         `mark_own-<seat>`, which belongs to a process's own cgroup, once a process
 //!     v<ABI>/pods/<netns inode>/     exists from the first step of an enrolment to the last of an un-enrolment
 //!         listeners                  the pod's SOCKMAP
 //!         pick_listener              its sk_lookup link
@@ -24,15 +24,13 @@ use std::{
 
 use culvert_abi::{ABI_VERSION, maps};
 use culvert_sys::bpf::{self, LinkTarget};
-use nix::sys::{
-    stat::{major, minor},
-    statfs::{BPF_FS_MAGIC, statfs},
-};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::{
-    error::{CaptureError, HostError},
+    error::{CaptureError, HostError, Remedy},
     hooks::Side,
     object::programs,
+    seat,
 };
 
 /// Folders of notes about a pod.
@@ -57,36 +55,59 @@ pub(crate) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// The pins of one node name, held by this process alone.
+/// The pins of one node name, which nobody takes away while this value lives.
 #[derive(Debug)]
 pub(crate) struct NodePins {
     name: String,
     root: PathBuf,
     is_new: bool,
-    _lock: File,
+    lock: File,
 }
 
 impl NodePins {
-    /// Makes the node's folder when missing, and locks it for the life of this value.
-    pub(crate) fn lock(bpffs: &Path, node: &str) -> Result<Self, CaptureError> {
+    /// Makes the node's folder when missing, and shares it with the other processes of the node.
+    pub(crate) fn share(bpffs: &Path, node: &str) -> Result<Self, CaptureError> {
+        Self::lock(bpffs, node, File::try_lock_shared)
+    }
+
+    /// Makes the node's folder when missing, and keeps every other process from it.
+    pub(crate) fn take_alone(bpffs: &Path, node: &str) -> Result<Self, CaptureError> {
+        Self::lock(bpffs, node, File::try_lock)
+    }
+
+    fn lock(
+        bpffs: &Path,
+        node: &str,
+        try_lock: fn(&File) -> Result<(), TryLockError>,
+    ) -> Result<Self, CaptureError> {
         let root = bpffs.join("culvert").join(escape(node));
         loop {
             let is_new = !root.exists();
             make_dir(&root)?;
             let lock = File::open(&root).map_err(pin_error("open", &root))?;
-            match lock.try_lock() {
+            match try_lock(&lock) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    let holder = lock.metadata().ok().and_then(|meta| holder(&meta));
+                    let holder = seat::holder(&lock).or_else(|| seat::sharer(&lock));
                     return Err(CaptureError::Busy { node: node.to_owned(), holder });
                 }
                 Err(TryLockError::Error(source)) => return Err(pin_error("lock", &root)(source)),
             }
-            // A `cleanup` that ended between our open and our lock has removed the folder we now hold.
+            // Who took the node away between our open and our lock has removed the folder we now hold.
             if same_file(&lock, &root) {
-                return Ok(Self { name: node.to_owned(), root, is_new, _lock: lock });
+                return Ok(Self { name: node.to_owned(), root, is_new, lock });
             }
         }
+    }
+
+    /// Keeps every other process from the node, unless one shares it. Then not even this one's share is left, so that of
+    /// processes that end at one time the last is alone.
+    pub(crate) fn hold_alone(&self) -> bool {
+        self.lock.try_lock().is_ok()
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Whether the folder was made just now: no process before has left anything.
@@ -96,19 +117,20 @@ impl NodePins {
 
     /// Every ABI version that has pins here.
     pub(crate) fn versions(&self) -> Result<Vec<VersionPins>, CaptureError> {
-        let names = entries(&self.root)?;
+        let names = versions(&self.root)?;
         Ok(names.into_iter().map(|name| VersionPins { root: self.root.join(name) }).collect())
     }
 
     /// The folder of this build's ABI version, made when missing; refused where another version's pins are.
-    pub(crate) fn open_version(&self) -> Result<VersionPins, CaptureError> {
+    pub(crate) fn open_version(&self, remedy: Remedy) -> Result<VersionPins, CaptureError> {
         let own = format!("v{ABI_VERSION}");
-        if let Some(found) = entries(&self.root)?.into_iter().find(|name| *name != own) {
+        if let Some(found) = versions(&self.root)?.into_iter().find(|name| *name != own) {
             return Err(CaptureError::OtherVersion {
                 node: self.name.clone(),
                 path: self.root.join(&found),
                 found: found.trim_start_matches('v').to_owned(),
                 want: ABI_VERSION,
+                remedy,
             });
         }
         let pins = VersionPins { root: self.root.join(own) };
@@ -126,7 +148,7 @@ impl NodePins {
             if root == self.root {
                 continue;
             }
-            for version in entries(&root)? {
+            for version in versions(&root)? {
                 let pod = VersionPins { root: root.join(version) }.pod(id);
                 if pod.is_attached() {
                     return Ok(Some(unescape(&node)));
@@ -136,9 +158,14 @@ impl NodePins {
         Ok(None)
     }
 
-    /// Removes the node's folder; does nothing while something is left in it.
-    pub(crate) fn remove_empty(self) {
-        // Left in place it costs nothing, so a failure is not worth a report.
+    /// Removes the node's folder; does nothing while something is left in it. For who holds it alone.
+    pub(crate) fn remove_empty(&self) {
+        // Left in place they cost nothing, so a failure is not worth a report.
+        let seats = self.root.join("seats");
+        for seat in entries(&seats).into_iter().flatten() {
+            drop(fs::remove_dir(seats.join(seat)));
+        }
+        drop(fs::remove_dir(seats));
         drop(fs::remove_dir(&self.root));
     }
 }
@@ -356,29 +383,18 @@ fn unescape(name: &str) -> String {
     node
 }
 
-/// The process that holds a lock on the file, as `/proc/locks` tells (`proc_locks(5)`).
-fn holder(meta: &fs::Metadata) -> Option<u32> {
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    let device = (major(meta.dev()), minor(meta.dev()));
-    find_holder(&locks, device, meta.ino())
-}
-
-fn find_holder(locks: &str, (major, minor): (u64, u64), inode: u64) -> Option<u32> {
-    let file = format!("{major:02x}:{minor:02x}:{inode}");
-    locks.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        match *fields {
-            [_, "FLOCK", _, "WRITE", pid, found, ..] if found == file => pid.parse().ok(),
-            _ => None,
-        }
-    })
-}
-
 fn same_file(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
         _ => false,
     }
+}
+
+/// The names of the folders of ABI versions.
+fn versions(root: &Path) -> Result<Vec<String>, CaptureError> {
+    let mut names = entries(root)?;
+    names.retain(|name| name.starts_with('v'));
+    Ok(names)
 }
 
 fn entries(dir: &Path) -> Result<Vec<String>, CaptureError> {
@@ -392,7 +408,7 @@ fn entries(dir: &Path) -> Result<Vec<String>, CaptureError> {
         .map_err(pin_error("read", dir))
 }
 
-fn make_dir(path: &Path) -> Result<(), CaptureError> {
+pub(crate) fn make_dir(path: &Path) -> Result<(), CaptureError> {
     fs::create_dir_all(path).map_err(pin_error("create", path))
 }
 
@@ -440,37 +456,44 @@ mod tests {
     #[test]
     fn a_node_is_new_until_something_is_left_under_its_name() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(NodePins::lock(dir.path(), "a.b").unwrap().is_new());
-        assert!(!NodePins::lock(dir.path(), "a.b").unwrap().is_new());
+        assert!(NodePins::share(dir.path(), "a.b").unwrap().is_new());
+        assert!(!NodePins::share(dir.path(), "a.b").unwrap().is_new());
     }
 
     #[test]
-    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
-        let locks = "1: POSIX  ADVISORY  WRITE 11 00:2a:7 0 EOF\n\
-                     2: FLOCK  ADVISORY  WRITE 12 00:2a:8 0 EOF\n\
-                     2: -> FLOCK  ADVISORY  WRITE 14 00:2a:7 0 EOF\n\
-                     3: FLOCK  ADVISORY  WRITE 13 00:2a:7 0 EOF\n";
-        assert_eq!(find_holder(locks, (0, 0x2a), 7), Some(13));
-        assert_eq!(find_holder(locks, (0, 0x2b), 7), None);
-    }
-
-    #[test]
-    fn a_second_holder_is_told_who_the_first_is() {
+    fn who_would_be_alone_is_told_who_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let _first = NodePins::lock(dir.path(), "a").unwrap();
-        let error = NodePins::lock(dir.path(), "a").unwrap_err();
         let me = Some(std::process::id());
-        assert!(matches!(&error, CaptureError::Busy { holder, .. } if *holder == me), "{error}");
-        NodePins::lock(dir.path(), "b").unwrap();
+        let refused = |result: Result<NodePins, CaptureError>| {
+            let error = result.unwrap_err();
+            assert!(
+                matches!(&error, CaptureError::Busy { holder, .. } if *holder == me),
+                "{error}"
+            );
+        };
+        let first = NodePins::share(dir.path(), "a").unwrap();
+        let second = NodePins::share(dir.path(), "a").unwrap();
+        refused(NodePins::take_alone(dir.path(), "a"));
+        assert!(!first.hold_alone());
+        assert!(second.hold_alone());
+        refused(NodePins::share(dir.path(), "a"));
+        NodePins::take_alone(dir.path(), "b").unwrap();
     }
 
     #[test]
     fn pins_of_another_version_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("culvert/a/v0/maps")).unwrap();
-        let pins = NodePins::lock(dir.path(), "a").unwrap();
-        let error = pins.open_version().unwrap_err().to_string();
+        let pins = NodePins::share(dir.path(), "a").unwrap();
+        let error = pins.open_version(Remedy::Cleanup).unwrap_err().to_string();
         assert!(error.contains("ABI version 0"), "{error}");
         assert!(error.ends_with("run: culvert cleanup --node a"), "{error}");
+        let error = pins.open_version(Remedy::Stop { pid: Some(7) }).unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "stop the culvert that runs (pid 7), then run: culvert cleanup --node a"
+            ),
+            "{error}"
+        );
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use aya::programs::ProgramFd;
 use culvert_sys::netns::Netns;
 use ipnet::IpNet;
 use rtnetlink::{
@@ -25,7 +26,7 @@ use crate::{
     error::{CaptureError, InNetns as _, chain},
     hooks::Programs,
     interfaces::{Family, Interfaces, look_into},
-    listeners::{Listener, Role},
+    listeners::{Listener, Place, Role},
     node::{SharedMaps, WhenDown},
     node_end::NodeGuard,
     object::Loader,
@@ -71,6 +72,10 @@ pub(crate) struct Steered {
     pub(crate) loader: Arc<Mutex<Loader>>,
     pub(crate) programs: Programs,
     pub(crate) node_guard: Option<NodeGuard>,
+    /// `pick_listener`, loaded.
+    pub(crate) lookup: ProgramFd,
+    /// The pod's listeners, which end with those who accept from them.
+    pub(crate) places: Vec<Place>,
     pub(crate) counts: Arc<Counts>,
     /// Locked while the watch makes changes, so that it makes none once the pod is leaving.
     pub(crate) upkeep: Mutex<Upkeep>,
@@ -176,7 +181,7 @@ impl Pod {
 
 /// The capture of a pod, without what its connections arrive at.
 #[derive(Clone, Debug)]
-pub struct PodCapture(Arc<Inner>);
+pub struct PodCapture(pub(crate) Arc<Inner>);
 
 impl PodCapture {
     /// Captures new connections of the pod, and to it, by other settings; those that are open keep the way on which they were
@@ -184,6 +189,14 @@ impl PodCapture {
     /// steering, and once the pod is leaving, there is nothing to set. Blocks.
     pub fn configure(&self, settings: &Settings) -> Result<(), CaptureError> {
         self.0.configure(settings)
+    }
+
+    /// Waits for a change of the watch that is under way, and lets it make no more, until
+    /// [`Node::reclaim_pod`](crate::Node::reclaim_pod): another process is about to take the pod over. Blocks.
+    pub fn release(&self) {
+        if let Some(steered) = &self.0.steered {
+            steered.upkeep().suspend();
+        }
     }
 }
 

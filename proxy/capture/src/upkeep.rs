@@ -54,6 +54,8 @@ pub(crate) struct Held {
 enum Standing {
     #[default]
     Enrolled,
+    /// Another process keeps the pod up.
+    Suspended,
     Leaving,
 }
 
@@ -76,6 +78,13 @@ impl Upkeep {
         }
     }
 
+    /// Until the pod is taken back nothing is set up.
+    pub(crate) fn suspend(&mut self) {
+        if self.standing == Standing::Enrolled {
+            self.standing = Standing::Suspended;
+        }
+    }
+
     /// From now on nothing is set up any more.
     pub(crate) fn leave(&mut self) {
         self.standing = Standing::Leaving;
@@ -93,7 +102,7 @@ impl Steered {
     ) -> Result<(), CaptureError> {
         let id = netns.inode();
         let mut upkeep = self.upkeep();
-        if upkeep.standing == Standing::Leaving {
+        if upkeep.standing != Standing::Enrolled {
             return Ok(());
         }
         let settings = settings.load_full();
@@ -128,7 +137,7 @@ impl Steered {
         settings: &Settings,
     ) -> Result<(), CaptureError> {
         let mut upkeep = self.upkeep();
-        if upkeep.standing == Standing::Leaving {
+        if upkeep.standing != Standing::Enrolled {
             return Ok(());
         }
         self.sync_settings(id, now, settings, &mut upkeep)?;

@@ -7,8 +7,9 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_T
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+use tokio::{sync::Semaphore, time::timeout};
 
+use super::endpoint::Socket;
 use crate::tasks::Tasks;
 
 /// Connections served at once by one listener; more wait in the kernel's queue.
@@ -52,24 +53,24 @@ impl Reply {
     }
 }
 
-/// Serves `listener` until the tasks drain.
+/// Serves `socket`, while it is not lent, until the tasks drain.
 pub(crate) fn serve(
-    listener: TcpListener,
+    socket: impl Into<Socket>,
     tasks: &Tasks,
     answer: impl Fn(&Route<'_>) -> Reply + Send + Sync + 'static,
 ) {
-    let (tasks, answer) = (tasks.clone(), Arc::new(answer));
+    let (tasks, answer, socket) = (tasks.clone(), Arc::new(answer), socket.into());
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     tasks.clone().spawn(async move {
         let draining = tasks.draining();
         loop {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                accepted = socket.accept() => accepted,
                 () = draining.cancelled() => return,
             };
             let stream = match accepted {
-                Ok((stream, _)) => stream,
+                Ok(stream) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(BACK_OFF).await;
@@ -124,14 +125,17 @@ mod tests {
     };
 
     use super::*;
+    use crate::admin::Endpoint;
 
     #[tokio::test(start_paused = true)]
     async fn clients_that_do_not_read_keep_others_out_for_a_while_only() {
         const LARGE: usize = 8 << 20;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
+        let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = holder.local_addr().unwrap();
+        let mut inherited = vec![(Endpoint::Admin, holder)];
+        let socket = Socket::open(Endpoint::Admin, addr, &mut inherited).await.unwrap();
         let tasks = Tasks::new(Handle::current());
-        serve(listener, &tasks, |route| {
+        serve(socket, &tasks, |route| {
             let length = if route.path == "/large" { LARGE } else { 0 };
             Reply::text(StatusCode::OK, "x".repeat(length))
         });

@@ -9,8 +9,8 @@ use culvert_tls::AuthorityError;
 use tokio::task::JoinError;
 
 use crate::{
-    MeshFileError, PodsFileError, RevocationFileError, admin::BindError, config::ConfigError,
-    enroll::EnrollError, logging::FilterError,
+    HandoverError, MeshFileError, PodsFileError, RevocationFileError, admin::BindError,
+    config::ConfigError, enroll::EnrollError, logging::FilterError,
 };
 
 /// Why a command failed.
@@ -40,6 +40,9 @@ pub enum RunError {
     /// A port is taken.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The process before could not be taken over from.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
     /// No cgroup of our own.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
@@ -78,6 +81,7 @@ impl RunError {
             | Self::Revocations(_)
             | Self::ControlPlane(_)
             | Self::Bind(_)
+            | Self::Handover(_)
             | Self::Cgroup(_)
             | Self::Capture(_)
             | Self::Enroll(_) => 2,

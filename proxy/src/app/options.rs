@@ -1,6 +1,6 @@
 //! What the configuration means to capture and to TLS.
 
-use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Steering, WhenDown};
+use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, WhenDown};
 use culvert_sys::cgroup::{self, Hierarchy};
 use culvert_tls::{KeyExchange, Profile, Revocations};
 
@@ -33,16 +33,9 @@ pub(super) fn node_options(
     hierarchy: &Hierarchy,
     cgroup: &cgroup::Own,
 ) -> NodeOptions {
-    let steering = match config.steering {
-        config::Steering::Ebpf => Steering::Ebpf,
-        config::Steering::Redirect => Steering::Redirect,
-    };
     NodeOptions {
-        name: config.node.clone(),
-        bpffs: config.bpffs.clone(),
         cgroup_root: hierarchy.root().to_owned(),
         own_cgroup: cgroup.path().to_owned(),
-        steering,
         when_down: match config.when_down {
             config::WhenDown::Hold => WhenDown::Hold,
             config::WhenDown::Refuse => WhenDown::Refuse,

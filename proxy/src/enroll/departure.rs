@@ -62,6 +62,7 @@ pub(super) struct Departures {
     node: Arc<Node>,
     drain: Duration,
     tasks: Tasks,
+    elder_gone: CancellationToken,
     all: Vec<Arc<Departure>>,
     /// At most one message each.
     outcomes: (mpsc::UnboundedSender<Left>, mpsc::UnboundedReceiver<Left>),
@@ -75,9 +76,16 @@ struct Departure {
 }
 
 impl Departures {
-    /// None yet; their tasks will be in `tasks`, which must be no other's.
-    pub(super) fn new(node: Arc<Node>, drain: Duration, tasks: Tasks) -> Self {
-        Self { node, drain, tasks, all: Vec::new(), outcomes: mpsc::unbounded_channel() }
+    /// None yet; their tasks will be in `tasks`, which must be no other's. Until `elder_gone` a process before may have
+    /// connections of the pods, too.
+    pub(super) fn new(
+        node: Arc<Node>,
+        drain: Duration,
+        tasks: Tasks,
+        elder_gone: CancellationToken,
+    ) -> Self {
+        let (all, outcomes) = (Vec::new(), mpsc::unbounded_channel());
+        Self { node, drain, tasks, elder_gone, all, outcomes }
     }
 
     pub(super) fn add(&mut self, pod: Pod, proxy: Proxy, fate: Fate) {
@@ -90,8 +98,15 @@ impl Departures {
         self.all.push(Arc::clone(&departure));
         let (node, tasks) = (Arc::clone(&self.node), self.tasks.clone());
         let (outcome, drain) = (self.outcomes.0.clone(), self.drain);
+        let elder_gone = self.elder_gone.clone();
         self.tasks.spawn(async move {
-            departure.proxy.drain(drain).await;
+            let elders = async {
+                // Its connections of the pod have as much time as ours.
+                if fate == Fate::Leaves {
+                    let _ended = tokio::time::timeout(drain, elder_gone.cancelled()).await;
+                }
+            };
+            tokio::join!(departure.proxy.drain(drain), elders);
             let left = if departure.seal() == Fate::Stays {
                 drop(pod);
                 Left::Nothing
@@ -106,12 +121,16 @@ impl Departures {
 
     /// Lets the capture of the pod in this namespace go on, for another that is about to be enrolled in it; waits where
     /// it is being removed.
-    pub(super) async fn keep(&mut self, inode: u32) {
+    pub(super) async fn keep(&self, inode: u32) {
         for departure in self.all.iter().filter(|departure| departure.inode == inode) {
-            let fate = departure.keep();
-            if fate == Fate::BeingRemoved {
-                departure.ended.cancelled().await;
-            }
+            departure.settle().await;
+        }
+    }
+
+    /// Lets the capture of all of them go on, for another process; waits where one is being removed.
+    pub(super) async fn keep_all(&self) {
+        for departure in &self.all {
+            departure.settle().await;
         }
     }
 
@@ -165,6 +184,13 @@ impl Departure {
             *fate = Fate::Stays;
         }
         *fate
+    }
+
+    /// Keeps the pod, or waits until it is removed.
+    async fn settle(&self) {
+        if self.keep() == Fate::BeingRemoved {
+            self.ended.cancelled().await;
+        }
     }
 
     async fn remove(&self, pod: Pod, node: Arc<Node>, tasks: &Tasks) -> Left {

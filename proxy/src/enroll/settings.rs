@@ -14,8 +14,9 @@ impl Enrolment {
     }
 
     /// Gives an enrolled pod its settings; those that it has stay where they are refused.
-    pub(super) async fn configure(&self, spec: &PodSpec, inode: u32) {
-        let Some(enrolled) = self.enrolled.get(&inode) else { return };
+    pub(super) async fn configure(&mut self, spec: &PodSpec, inode: u32) {
+        let Some(enrolled) = self.enrolled.get_mut(&inode) else { return };
+        enrolled.spec = spec.clone();
         let (capture, settings) = (enrolled.pod.capture(), spec.settings.clone());
         if *enrolled.pod.settings() == settings {
             return;

@@ -1,13 +1,14 @@
 use std::{collections::VecDeque, path::Path, process::Command};
 
-use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Settings, Steering, WhenDown};
+use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Settings, WhenDown};
 use culvert_carry::Timeouts;
 use culvert_mesh::{PodRef, Snapshot};
 use culvert_observe::{Connections, Observe};
 use culvert_sys::caps::{Capability, Effective};
 use culvert_tls::{Authority, Certificates};
 use prometheus_client::registry::Registry;
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, sync::mpsc, time::timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{pods::PodEvent, readiness::Readiness, state::State};
@@ -74,11 +75,8 @@ fn enrolment(dir: &Path) -> Enrolment {
 
 fn enrolment_that_drains(dir: &Path, drain: Duration) -> Enrolment {
     let options = NodeOptions {
-        name: "unit".to_owned(),
-        bpffs: dir.to_owned(),
         cgroup_root: dir.to_owned(),
         own_cgroup: dir.to_owned(),
-        steering: Steering::Redirect,
         when_down: WhenDown::Hold,
         probes: ProbeCgroup::Off,
         guard_host: GuardHost::Off,
@@ -97,8 +95,11 @@ fn enrolment_that_drains(dir: &Path, drain: Duration) -> Enrolment {
     };
     let marks = Marks { proxy: None, delivery: None };
     let tasks = Tasks::new(Handle::current());
-    let node = Arc::new(Node::start(&options).unwrap());
-    Enrolment::new(node, Arc::new(context), marks, drain, tasks)
+    let node = Arc::new(Node::start(&options, None).unwrap());
+    let (elder_gone, commands) = (CancellationToken::new(), mpsc::channel(1).1);
+    elder_gone.cancel();
+    let succession = Succession::new(commands, elder_gone);
+    Enrolment::new(node, Arc::new(context), marks, drain, tasks, succession)
 }
 
 /// Lets the enrolment follow `events`, and try again as often as it likes.

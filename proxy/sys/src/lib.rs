@@ -8,6 +8,7 @@ pub mod caps;
 pub mod cgroup;
 pub mod chain;
 pub mod datagram;
+pub mod handoff;
 pub mod limits;
 pub mod netns;
 pub mod socket;

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use culvert_capture::{BpfLog, CaptureError, Node, NodeOptions, Pod, Role, Steering, cleanup};
+use culvert_capture::{BpfLog, CaptureError, Node, NodeOptions, Pod, Role, Seat, cleanup};
 use culvert_sys::{
     chain::Hook,
     netns::Netns,
@@ -297,6 +297,63 @@ fn cleanup_finds_what_a_dead_process_left() {
 }
 
 #[test]
+fn two_processes_hold_a_node_and_a_third_is_refused() {
+    let Some(world) = World::new("seats") else { return };
+    let (elder, me) = (world.seat(), Some(std::process::id()));
+    assert_eq!(elder.elder(), None);
+    let newer = world.seat();
+    assert_eq!(newer.elder().map(|of| (of.seat, of.pid)), Some((elder.number(), me)));
+    let error = Seat::take(Path::new(BPFFS), &world.name).unwrap_err();
+    assert!(matches!(&error, CaptureError::Full { holders, .. } if holders.len() == 2), "{error}");
+    drop(elder);
+    assert_eq!(world.seat().elder().map(|of| of.seat), Some(newer.number()));
+    newer.leave();
+    world.seat().leave();
+    assert_eq!(cleanup(Path::new(BPFFS), &world.name).unwrap(), 0);
+    assert_eq!(world.pins(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_pod_passes_to_a_newer_process_and_back_when_that_is_gone() {
+    let Some(mut world) = World::new("hand") else { return };
+    let elder = world.start();
+    let mut pod = world.enroll(&elder);
+    let (reins, listeners) = (pod.capture(), pod.take_listeners());
+    let enrolled = world.state();
+    reins.release();
+    let newer = world.start();
+    let mut taken = world.enroll(&newer);
+    let newer_listeners = taken.take_listeners();
+    assert_eq!(without_ids(world.state()), without_ids(enrolled.clone()));
+    assert_eq!(elder.refill(&reins).unwrap(), 0, "slots that are another's are not empty");
+    for dst in [FAR_V4, FAR_V6] {
+        let app = world.app.connect(&world.pod, dst);
+        world.accept(&newer_listeners, Role::Outbound, dst);
+        assert_eq!(world.app.wait(app, SOON), format!("connected {dst}"));
+    }
+    assert!(!newer.hold_alone());
+    drop((newer_listeners, taken, newer));
+    assert_eq!(elder.refill(&reins).unwrap(), listeners.len());
+    elder.reclaim().unwrap();
+    assert!(elder.reclaim_pod(&reins).unwrap());
+    assert!(elder.sweep_seats().unwrap());
+    assert_eq!(world.state(), enrolled);
+    for dst in [FAR_V4, FAR_V6] {
+        let app = world.app.connect(&world.pod, dst);
+        world.accept(&listeners, Role::Outbound, dst);
+        assert_eq!(world.app.wait(app, SOON), format!("connected {dst}"));
+    }
+    let own: Vec<_> =
+        world.pins().into_iter().filter(|pin| pin.to_string_lossy().contains("mark_own")).collect();
+    assert_eq!(own.len(), 1, "{own:?}");
+    assert!(elder.hold_alone());
+    elder.unenroll(pod).unwrap();
+    assert!(!elder.reclaim_pod(&reins).unwrap());
+    elder.dismantle().unwrap();
+    assert_eq!(world.pins(), Vec::<PathBuf>::new());
+}
+
+#[test]
 fn pods_that_are_kept_no_more_are_swept() {
     let Some(world) = World::new("sweep") else { return };
     let before = world.state();
@@ -487,7 +544,8 @@ fn a_start_that_fails_leaves_a_new_node_untouched() {
     // Its sockets are not of the cgroup that it is told, so that the self-check fails.
     let other = format!("{}/{}-other", world.options().cgroup_root.display(), world.name);
     fs::create_dir(&other).unwrap();
-    let error = Node::start(&NodeOptions { own_cgroup: other.clone().into(), ..world.options() });
+    let options = NodeOptions { own_cgroup: other.clone().into(), ..world.options() };
+    let error = Node::start(&options, Some(world.seat()));
     fs::remove_dir(&other).unwrap();
     assert!(matches!(error, Err(CaptureError::SelfCheck { .. })), "{error:?}");
     assert_eq!(world.pins(), Vec::<PathBuf>::new());
@@ -529,7 +587,7 @@ fn the_host_is_not_a_pod() {
 fn a_redirected_pod_gets_listeners_and_nothing_else() {
     let Some(mut world) = World::new("redir") else { return };
     let before = world.state();
-    let node = world.start_as(&NodeOptions { steering: Steering::Redirect, ..world.options() });
+    let node = world.runtime.block_on(async { Node::start(&world.options(), None).unwrap() });
     let mut pod = world.enroll(&node);
     assert_eq!(world.state(), before);
     assert_eq!(world.pins(), Vec::<PathBuf>::new());

@@ -15,7 +15,7 @@ use aya::maps::{HashMap, LpmTrie, Map, MapData};
 use culvert_abi::{Addr, Exclusion, PodAddr, maps};
 use culvert_capture::{
     BpfLog, CaptureError, Captured, GuardHost, Listener, Node, NodeOptions, Pod, ProbeCgroup, Role,
-    Settings, Steering, WhenDown, cleanup,
+    Seat, Settings, WhenDown, cleanup,
 };
 use culvert_sys::{
     bpf::{self, LinkIds, LinkTarget},
@@ -94,16 +94,17 @@ impl World {
 
     pub(crate) fn options(&self) -> NodeOptions {
         NodeOptions {
-            name: self.name.clone(),
-            bpffs: BPFFS.into(),
             cgroup_root: self.own.root.clone(),
             own_cgroup: self.own.path.clone(),
-            steering: Steering::Ebpf,
             when_down: WhenDown::Hold,
             probes: ProbeCgroup::Off,
             guard_host: GuardHost::Off,
             log: BpfLog::Off,
         }
+    }
+
+    pub(crate) fn seat(&self) -> Seat {
+        Seat::take(Path::new(BPFFS), &self.name).unwrap()
     }
 
     pub(crate) fn start(&self) -> Node {
@@ -112,7 +113,7 @@ impl World {
 
     pub(crate) fn start_as(&self, options: &NodeOptions) -> Node {
         let _entered = self.runtime.enter();
-        Node::start(options).unwrap()
+        Node::start(options, Some(self.seat())).unwrap()
     }
 
     pub(crate) fn enroll(&self, node: &Node) -> Pod {
