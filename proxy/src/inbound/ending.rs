@@ -57,3 +57,58 @@ impl Ending {
 async fn moved_on(pod: &mut watch::Receiver<Phase>, told: Phase) -> Phase {
     pod.wait_for(|now| *now > told).await.map_or(Phase::Cut, |now| *now)
 }
+
+#[cfg(test)]
+mod tests {
+    use culvert_tls::{Authority, Credential, Profile};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// The ending of a connection whose peer's certificate ends after `ttl`.
+    fn ending(ttl: Duration) -> (watch::Sender<Phase>, Ending) {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path(), "unit").unwrap().with_ttl(ttl);
+        let peer = "spiffe://cluster.local/ns/shop/sa/web".parse().unwrap();
+        let issued = authority.issue(&peer).unwrap();
+        let credential = Credential::new(&Profile::default(), &peer, 1, issued).unwrap();
+        let (pod, phases) = watch::channel(Phase::Serving);
+        let ending = Ending {
+            pod: phases,
+            lifetime: credential.inbound_lifetime(credential.chain()),
+            revoked: CancellationToken::new(),
+            grace: Duration::from_secs(2),
+        };
+        (pod, ending)
+    }
+
+    /// Follows `ending` until the connection is in the phase `want`.
+    async fn reaches(ending: Ending, want: Phase) {
+        let (phase, mut phases) = watch::channel(Phase::Serving);
+        tokio::select! {
+            never = ending.tell(&phase) => match never {},
+            reached = timeout(LONG, phases.wait_for(|now| *now >= want)) => {
+                assert_eq!(*reached.unwrap().unwrap(), want);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_drains_with_its_pod_and_is_cut_without_it() {
+        let (pod, ending) = ending(Duration::from_hours(1));
+        pod.send_replace(Phase::Draining);
+        reaches(ending, Phase::Draining).await;
+
+        let (pod, ending) = self::ending(Duration::from_hours(1));
+        drop(pod);
+        reaches(ending, Phase::Cut).await;
+    }
+
+    #[tokio::test]
+    async fn a_connection_drains_when_its_peers_certificate_ends() {
+        let (_pod, ending) = ending(Duration::from_secs(1));
+        reaches(ending, Phase::Draining).await;
+    }
+}
