@@ -1,5 +1,7 @@
 //! The mesh as this node knows it: one immutable snapshot, swapped whole. Where it comes from is a feed's business.
 
+mod terms;
+
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -8,12 +10,13 @@ use std::{
 
 use arc_swap::{ArcSwap, Guard};
 use culvert_mesh::{
-    Origin, PodRef, Snapshot,
+    Origin, PodRef, Pool, Snapshot,
     file::{self, FileError},
     workload::Workload,
 };
 use tokio::{sync::watch, time::timeout};
 
+use self::terms::PodTerms;
 use crate::watch::WatchedFile;
 
 /// How long a connection waits for its pod's own record, which may arrive after the pod's first connect.
@@ -23,9 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     current: Arc<ArcSwap<Snapshot>>,
-    /// Held from reading a snapshot to storing the next one, so that no feed undoes what another did.
-    writer: Arc<Mutex<()>>,
+    /// What feeds' texts are shared in. Held from reading a snapshot to storing the next one, so that no feed undoes
+    /// what another did.
+    writer: Arc<Mutex<Pool>>,
     changed: watch::Sender<()>,
+    terms: Arc<PodTerms>,
 }
 
 /// The state never told of the pod.
@@ -38,7 +43,8 @@ pub(crate) struct UnknownPod {
 impl State {
     pub(crate) fn new(snapshot: Snapshot) -> Self {
         let current = Arc::new(ArcSwap::from_pointee(snapshot));
-        Self { current, writer: Arc::default(), changed: watch::Sender::new(()) }
+        let changed = watch::Sender::new(());
+        Self { current, writer: Arc::default(), changed, terms: Arc::default() }
     }
 
     /// The snapshot as of now. A connection decides from one of them.
@@ -46,9 +52,14 @@ impl State {
         self.current.load()
     }
 
-    /// Fires after each swap from now on.
+    /// Fires after each change from now on.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
+    }
+
+    /// Fires after each change of what policy says of `pod`, or of whether it is known at all; and after no other.
+    pub(crate) fn subscribe_terms(&self, pod: &PodRef) -> watch::Receiver<()> {
+        self.terms.subscribe(pod, &self.current)
     }
 
     /// The record of one of this node's own pods; waits up to 5 s for it.
@@ -67,14 +78,16 @@ impl State {
 
     /// Makes the records of `file` all that the mesh file says. Readers never wait.
     pub(crate) fn replace_file(&self, file: &Snapshot) {
-        self.update(|mesh| mesh.replace(Origin::File, file));
+        self.update(|mesh, _| mesh.replace(Origin::File, file));
     }
 
-    fn update(&self, next: impl FnOnce(&Snapshot) -> Snapshot) {
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        self.current.store(Arc::new(next(&self.current.load())));
-        drop(writer);
+    /// Stores what `next` makes of the snapshot, and tells whom it concerns.
+    fn update(&self, next: impl FnOnce(&Snapshot, &mut Pool) -> Snapshot) {
+        let mut pool = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.current.store(Arc::new(next(&self.current.load(), &mut pool)));
+        drop(pool);
         self.changed.send_replace(());
+        self.terms.renew(&self.current);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
+    blocks::{Blocks, Keyed},
     ports::{self, Ports},
     service::Service,
     workload::{Health, Membership, Workload},
@@ -48,14 +49,16 @@ impl Endpoint {
     }
 }
 
-/// The endpoints of one service, ordered by uid. Cloning is cheap; a change copies one block and
-/// the list of blocks, whatever else shares them.
+impl Keyed for Endpoint {
+    fn key(&self) -> &str {
+        &self.workload.uid
+    }
+}
+
+/// The endpoints of one service, ordered by uid. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
-    /// None is empty; ordered within and among each other.
-    #[expect(clippy::rc_buffer, reason = "grows in place until a version shares it")]
-    blocks: Arc<Vec<Arc<Vec<Endpoint>>>>,
-    len: usize,
+    all: Blocks<Endpoint>,
     /// How many have a capacity of 1.
     plain: usize,
 }
@@ -63,92 +66,45 @@ pub struct Endpoints {
 impl Endpoints {
     /// How many there are, healthy or not.
     pub fn len(&self) -> usize {
-        self.len
+        self.all.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.all.is_empty()
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
-        self.blocks.iter().flat_map(|block| block.iter())
+        self.all.iter()
     }
 
     /// The one that is the workload `uid`.
     pub fn find(&self, uid: &str) -> Option<&Endpoint> {
-        let block = self.blocks.get(self.block_of(uid))?;
-        block.get(place(block, uid).ok()?)
+        self.all.find(uid)
     }
 
     /// The one at `index` of the order.
-    pub(crate) fn get(&self, mut index: usize) -> Option<&Endpoint> {
-        for block in self.blocks.iter() {
-            match block.get(index) {
-                Some(endpoint) => return Some(endpoint),
-                None => index -= block.len(),
-            }
-        }
-        None
+    pub(crate) fn get(&self, index: usize) -> Option<&Endpoint> {
+        self.all.get(index)
     }
 
     /// Whether all have a capacity of 1, so that chance need not look at each.
     pub(crate) fn are_equal(&self) -> bool {
-        self.plain == self.len
+        self.plain == self.len()
     }
 
     /// Adds `endpoint`, or puts it in the place of the one with its uid.
     pub(crate) fn insert(&mut self, endpoint: Endpoint) {
-        let uid = Arc::clone(&endpoint.workload.uid);
-        let index = self.block_of(&uid);
         self.plain += usize::from(is_plain(&endpoint));
-        let blocks = Arc::make_mut(&mut self.blocks);
-        let Some(block) = blocks.get_mut(index) else {
-            self.len += 1;
-            return blocks.push(Arc::new(vec![endpoint]));
-        };
-        let block = Arc::make_mut(block);
-        match place(block, &uid) {
-            Ok(place) => {
-                let Some(old) = block.get_mut(place) else { return };
-                self.plain -= usize::from(is_plain(old));
-                *old = endpoint;
-            }
-            Err(place) => {
-                block.insert(place, endpoint);
-                self.len += 1;
-                if block.len() > BLOCK {
-                    let upper = block.split_off(BLOCK / 2);
-                    blocks.insert(index + 1, Arc::new(upper));
-                }
-            }
-        }
+        let old = self.all.insert(endpoint);
+        self.plain -= usize::from(old.is_some_and(|old| is_plain(&old)));
     }
 
     /// Removes the one that is the workload `uid`, if there is one.
     pub(crate) fn remove(&mut self, uid: &str) {
-        let index = self.block_of(uid);
-        let Some(place) = self.blocks.get(index).and_then(|block| place(block, uid).ok()) else {
-            return;
-        };
-        let blocks = Arc::make_mut(&mut self.blocks);
-        let Some(block) = blocks.get_mut(index) else { return };
-        let block = Arc::make_mut(block);
-        let old = block.remove(place);
-        self.len -= 1;
-        self.plain -= usize::from(is_plain(&old));
-        if block.is_empty() {
-            blocks.remove(index);
-        }
-    }
-
-    /// The block that holds `uid`, or would.
-    fn block_of(&self, uid: &str) -> usize {
-        let starts_before = |block: &Arc<Vec<Endpoint>>| {
-            block.first().is_some_and(|first| *first.workload.uid <= *uid)
-        };
-        self.blocks.partition_point(starts_before).saturating_sub(1)
+        let old = self.all.remove(uid);
+        self.plain -= usize::from(old.is_some_and(|old| is_plain(&old)));
     }
 }
 
@@ -162,17 +118,36 @@ impl FromIterator<Endpoint> for Endpoints {
     }
 }
 
-fn place(block: &[Endpoint], uid: &str) -> Result<usize, usize> {
-    block.binary_search_by(|endpoint| (*endpoint.workload.uid).cmp(uid))
-}
-
 fn is_plain(endpoint: &Endpoint) -> bool {
     endpoint.workload.capacity == 1
 }
 
-/// A change of a service of 10,000 endpoints then copies about as much for its block as for the
-/// list of blocks.
-const BLOCK: usize = 128;
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::file;
+
+    #[test]
+    fn endpoints_are_equal_while_all_have_a_capacity_of_one() {
+        let text = "workloads: [{uid: w, name: w, namespace: n}]";
+        let mesh = file::parse(Path::new("mesh.yaml"), text).unwrap();
+        let workload = mesh.find_workload("w").unwrap();
+        let endpoint = |uid: &str, capacity: u32| {
+            let workload = Workload { uid: uid.into(), capacity, ..Workload::clone(workload) };
+            Endpoint::new(&Arc::new(workload), 0)
+        };
+        let mut endpoints = Endpoints::default();
+        assert!(endpoints.are_equal());
+        for (uid, capacity, want) in
+            [("a", 1, true), ("b", 2, false), ("b", 1, true), ("a", 0, false), ("c", 1, false)]
+        {
+            endpoints.insert(endpoint(uid, capacity));
+            assert_eq!(endpoints.are_equal(), want, "{uid} {capacity}");
+        }
+        endpoints.remove("a");
+        endpoints.remove("x");
+        assert!(endpoints.are_equal() && endpoints.len() == 2);
+    }
+}

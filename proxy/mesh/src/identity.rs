@@ -75,6 +75,11 @@ impl Identity {
         &self.uri
     }
 
+    /// The text behind the URI, to be replaced by an equal one.
+    pub(crate) fn shared_uri(&mut self) -> &mut Arc<str> {
+        &mut self.uri
+    }
+
     fn part(&self, range: Range<usize>) -> &str {
         self.uri.get(range).unwrap_or_default()
     }

@@ -7,12 +7,14 @@
 //! tested as tables, branch by branch.
 #![forbid(unsafe_code)]
 
+mod blocks;
 pub mod endpoints;
 pub mod error;
 pub mod file;
 pub mod identity;
 pub mod inbound;
 pub mod policy;
+mod pool;
 pub mod ports;
 pub mod reason;
 pub mod route;
@@ -22,6 +24,7 @@ pub mod workload;
 
 pub use endpoints::{Endpoint, Endpoints};
 pub use identity::{Identity, IdentityError, PodRef};
+pub use pool::Pool;
 pub use ports::Ports;
 pub use reason::ResponseFlag;
 pub use service::Service;

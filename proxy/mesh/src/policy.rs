@@ -1,6 +1,7 @@
 //! Authorization policies, and the verdict over a connection to a workload.
 //! Closing connections whose verdict changes is left to the caller.
 
+mod index;
 mod matching;
 
 #[cfg(test)]
@@ -15,6 +16,8 @@ use std::{
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use self::index::Group;
+pub(crate) use self::index::PolicyIndex;
 use crate::{Identity, snapshot::Snapshot, workload::Workload};
 
 /// Rules on who may connect to the workloads they apply to.
@@ -185,23 +188,26 @@ impl fmt::Display for Denial {
 ///
 /// Denying policies come first; then, if there are allowing ones, one of them has to match. A
 /// policy that the workload names and nobody knows counts as an allowing one that does not match:
-/// what it says may well be "nothing but ...". Allocates nothing but a denial's key.
+/// what it says may well be "nothing but ...". Allocates nothing.
 pub fn evaluate(snapshot: &Snapshot, workload: &Workload, connection: &Connection) -> Verdict {
-    let of = |action| {
-        applying(snapshot, workload)
-            .filter(move |p| p.action == action && p.enforcement == Enforcement::Enforced)
+    let groups = || snapshot.policy_index().groups(workload.namespace());
+    let enforced = |action| {
+        let here =
+            move |p: &&Arc<Policy>| p.action == action && p.enforcement == Enforcement::Enforced;
+        named(snapshot, workload).filter(here)
     };
-    if let Some(policy) = of(Action::Deny).find(|p| p.matches(connection)) {
+    let find = |action| {
+        let candidates = groups().flat_map(move |group| group.candidates(action, connection));
+        candidates.chain(enforced(action)).find(|policy| policy.matches(connection))
+    };
+    if let Some(policy) = find(Action::Deny) {
         return Verdict::Denied { reason: Denial::Policy(Arc::clone(&policy.key)) };
     }
-    let mut some = false;
-    for policy in of(Action::Allow) {
-        if policy.matches(connection) {
-            return Verdict::Allowed;
-        }
-        some = true;
+    if find(Action::Allow).is_some() {
+        return Verdict::Allowed;
     }
-    if some {
+    let allow = Action::Allow;
+    if groups().any(|group| group.has(allow)) || enforced(allow).next().is_some() {
         return Verdict::Denied { reason: Denial::NoneAllowed };
     }
     match workload.policies.iter().find(|key| snapshot.find_policy(key).is_none()) {
@@ -216,24 +222,45 @@ pub fn dry_run<'a>(
     workload: &'a Workload,
     connection: &'a Connection,
 ) -> impl Iterator<Item = &'a Arc<Policy>> {
-    applying(snapshot, workload)
-        .filter(|p| p.enforcement == Enforcement::DryRun && p.matches(connection))
+    let groups = snapshot.policy_index().groups(workload.namespace());
+    groups
+        .flat_map(Group::on_trial)
+        .chain(named(snapshot, workload).filter(|p| p.enforcement == Enforcement::DryRun))
+        .filter(|p| p.matches(connection))
 }
 
-/// The policies that apply to `workload`, each once.
-fn applying<'a>(
+/// The policies that apply to `workload` only because it names them.
+fn named<'a>(
     snapshot: &'a Snapshot,
     workload: &'a Workload,
 ) -> impl Iterator<Item = &'a Arc<Policy>> {
     let namespace = workload.namespace();
-    let elsewhere = move |p: &&Arc<Policy>| match p.scope {
-        Scope::Global => false,
-        Scope::Namespace => *p.namespace != *namespace,
-        Scope::WorkloadSelector => true,
+    let applies_anyway = move |p: &Policy| match p.scope {
+        Scope::Global => true,
+        Scope::Namespace => *p.namespace == *namespace,
+        Scope::WorkloadSelector => false,
     };
-    let named = workload.policies.iter().filter_map(|key| snapshot.find_policy(key));
-    snapshot
-        .policies_of_namespace(namespace)
-        .chain(snapshot.global_policies())
-        .chain(named.filter(elsewhere))
+    let known = workload.policies.iter().filter_map(|key| snapshot.find_policy(key));
+    known.filter(move |p| !applies_anyway(p))
+}
+
+/// All that policy says of one workload. While two are equal, so is every verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    namespace: Arc<str>,
+    revisions: (u64, u64),
+    /// In the order in which the workload names them.
+    named: Vec<(Arc<str>, Option<Arc<Policy>>)>,
+}
+
+/// The terms of `workload`. Comparing them with earlier ones tells whether connections to it have
+/// to be looked at again.
+pub fn terms(snapshot: &Snapshot, workload: &Workload) -> Terms {
+    let namespace = workload.namespace();
+    let named = |key: &Arc<str>| (Arc::clone(key), snapshot.find_policy(key).cloned());
+    Terms {
+        namespace: namespace.into(),
+        revisions: snapshot.policy_index().revisions(namespace),
+        named: workload.policies.iter().map(named).collect(),
+    }
 }

@@ -15,15 +15,15 @@ use ipnet::IpNet;
 pub use self::update::{Origin, Update};
 use self::{
     index::{
-        ByAddress, ByHostname, ByNamespace, ByPod, ByRange, ByVip, Edge, HostFirst, first, pod_key,
-        range_key, run,
+        ByAddress, ByHostname, ByPod, ByRange, ByVip, Edge, HostFirst, first, pod_key, range_key,
+        run,
     },
     update::Slot,
 };
 use crate::{
     PodRef,
     endpoints::Endpoints,
-    policy::Policy,
+    policy::{Policy, PolicyIndex},
     service::Service,
     workload::{Destination, ServiceName, Workload},
 };
@@ -46,8 +46,7 @@ pub struct Snapshot {
     endpoints: OrdMap<ServiceName, Endpoints>,
     /// Those of services that have none.
     no_endpoints: Endpoints,
-    global_policies: OrdSet<ByNamespace>,
-    namespace_policies: OrdSet<ByNamespace>,
+    policy_index: PolicyIndex,
 }
 
 impl Snapshot {
@@ -173,15 +172,14 @@ impl Snapshot {
         self.policies.get(key).map(Slot::record)
     }
 
-    pub(crate) fn global_policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
-        self.global_policies.iter().map(|ByNamespace(policy)| policy)
+    /// A number that differs between a snapshot and those made from it whose policies are others.
+    pub fn policy_revision(&self) -> u64 {
+        self.policy_index.changes()
     }
 
-    pub(crate) fn policies_of_namespace(
-        &self,
-        namespace: &str,
-    ) -> impl Iterator<Item = &Arc<Policy>> {
-        run(&self.namespace_policies, (namespace,)).map(|ByNamespace(policy)| policy)
+    /// The policies that apply without being named.
+    pub(crate) fn policy_index(&self) -> &PolicyIndex {
+        &self.policy_index
     }
 }
 

@@ -36,9 +36,9 @@ pub struct Workload {
     /// A DNS name, for workloads without addresses.
     pub hostname: Arc<str>,
     /// Where traffic addressed to this workload, and not to a service, has to pass.
-    pub waypoint: Option<Gateway>,
+    pub waypoint: Option<Box<Gateway>>,
     /// Where other networks have to knock to reach it.
-    pub network_gateway: Option<Gateway>,
+    pub network_gateway: Option<Box<Gateway>>,
     /// The name of what it is a replica of, such as its deployment's.
     pub workload_name: Arc<str>,
     /// The kind of what it is a replica of.

@@ -1,4 +1,4 @@
-//! The permission to reach a pod, checked before delivery and again whenever the mesh changes.
+//! The permission to reach a pod, checked before delivery and again whenever what policy says of the pod changes.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl<'a> Permit<'a> {
         connection: policy::Connection,
     ) -> Result<Self, Denied> {
         // Subscribed before the check, so that no change falls between the two.
-        let changed = state.subscribe();
+        let changed = state.subscribe_terms(pod);
         let snapshot = state.load();
         // An earlier snapshot's record of the pod may not name a policy that this one has.
         let Some(local) = snapshot.find_local(pod) else { return Err(Denied::Gone) };

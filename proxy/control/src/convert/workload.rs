@@ -67,11 +67,12 @@ pub(super) fn workload(raw: raw::Workload) -> Result<Workload, ConvertError> {
         network_mode,
         node: raw.node.into(),
         hostname: raw.hostname.to_ascii_lowercase().into(),
-        waypoint: raw.waypoint.map(|raw| ends::gateway("waypoint", raw)).transpose()?,
+        waypoint: raw.waypoint.map(|raw| ends::gateway("waypoint", raw)).transpose()?.map(Box::new),
         network_gateway: raw
             .network_gateway
             .map(|raw| ends::gateway("network_gateway", raw))
-            .transpose()?,
+            .transpose()?
+            .map(Box::new),
         workload_name: raw.workload_name.into(),
         workload_type,
         canonical_name: raw.canonical_name.into(),

@@ -68,7 +68,7 @@ impl<R: Rng + ?Sized> Decision<'_, R> {
             target: Arc::clone(&far.uid),
             network: Arc::clone(&far.network),
         };
-        let gateway = far.network_gateway.as_ref().ok_or_else(no_way)?;
+        let gateway = far.network_gateway.as_deref().ok_or_else(no_way)?;
         let found = self.snapshot.find_destination(&gateway.destination).ok_or_else(no_way)?;
         let (workload, place, expected) = match found {
             Found::Service(service) => {

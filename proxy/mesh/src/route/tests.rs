@@ -259,7 +259,7 @@ fn waypoints_that_cannot_be_used_fail_closed() {
     };
     let known = mesh();
     let mut lost = (**named(&known, "a")).clone();
-    lost.waypoint = Some(unknown);
+    lost.waypoint = Some(Box::new(unknown));
     let mesh = known.apply(Origin::File, [Update::Workload(lost)]);
     check_in(
         &mesh,

@@ -28,7 +28,7 @@ impl<'a> Hops<'a> {
     }
 
     pub(crate) fn of_workload(workload: &'a Workload) -> Self {
-        Self { weighted: &[], single: workload.waypoint.as_ref() }
+        Self { weighted: &[], single: workload.waypoint.as_deref() }
     }
 
     /// Whether `workload` is one of the waypoints. What it sends has been through a waypoint, and

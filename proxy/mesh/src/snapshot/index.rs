@@ -9,7 +9,6 @@ use ipnet::IpNet;
 
 use crate::{
     PodRef,
-    policy::Policy,
     service::Service,
     workload::{Protocol, ServiceName, Workload},
 };
@@ -46,10 +45,6 @@ pub(super) struct ByRange {
     pub(super) cidr: IpNet,
     pub(super) service: Arc<Service>,
 }
-
-/// Policies by namespace; then key.
-#[derive(Clone, Debug)]
-pub(super) struct ByNamespace(pub(super) Arc<Policy>);
 
 /// A service's name, ordered by host name, then namespace.
 #[derive(Clone, Debug)]
@@ -105,16 +100,6 @@ impl ByRange {
 
     fn rest(&self) -> &ServiceName {
         &self.service.key
-    }
-}
-
-impl ByNamespace {
-    fn prefix(&self) -> (&str,) {
-        (&self.0.namespace,)
-    }
-
-    fn rest(&self) -> &str {
-        &self.0.key
     }
 }
 
@@ -192,7 +177,6 @@ ordered! {
     ByAddress: (IpAddr, &str),
     ByVip: (IpAddr, &str),
     ByRange: (&str, bool, u8, IpAddr),
-    ByNamespace: (&str,),
     HostFirst: (&str,),
 }
 
@@ -218,7 +202,7 @@ where
     set.range(Edge::before(prefix)..Edge::after(prefix))
 }
 
-/// The first record of `set` that has `prefix`. Allocates nothing.
+/// The first record of `set` that has `prefix`.
 pub(super) fn first<T, P>(set: &OrdSet<T>, prefix: P) -> Option<&T>
 where
     T: Ord,

@@ -1,7 +1,11 @@
 use std::path::Path;
 
 use super::*;
-use crate::{file, workload::Health};
+use crate::{
+    file,
+    policy::{Connection, Verdict, evaluate},
+    workload::Health,
+};
 
 /// A workload of one address; `more` are further fields.
 fn workload(uid: &str, ip: &str, more: &str) -> Arc<Workload> {
@@ -104,8 +108,8 @@ services:
 - {name: x, namespace: n, hostname: x, vips: [/10.1.0.1], cidrVips: [{cidr: 10.2.0.0/16}]}
 - {name: y, namespace: n, hostname: y}
 policies:
-- {name: all, namespace: n, scope: Global, action: Deny}
-- {name: some, namespace: n, scope: Namespace, action: Deny}
+- {name: all, namespace: n, scope: Global, action: Deny, rules: [[]]}
+- {name: some, namespace: n, scope: Namespace, action: Allow}
 ";
 
 /// Everything that can be asked of a snapshot of [`RECORDS`].
@@ -135,9 +139,18 @@ fn answers(mesh: &Snapshot) -> Vec<String> {
         format!("{:?}", mesh.services_of_hostname("x").count()),
         format!("{:?}", mesh.find_by_vip("", &ip("10.1.0.1"), "n").is_some()),
         format!("{:?}", mesh.find_by_cidr("", &ip("10.2.0.1"), "n").is_some()),
-        format!("{:?}", mesh.global_policies().count()),
-        format!("{:?}", mesh.policies_of_namespace("n").count()),
+        format!("{:?}", mesh.workloads().map(|w| denial(mesh, w)).collect::<Vec<_>>()),
     ]
+}
+
+/// The first policy that denies a connection to `workload`.
+fn denial(mesh: &Snapshot, workload: &Workload) -> Verdict {
+    let connection = Connection {
+        source: [10, 0, 0, 9].into(),
+        identity: None,
+        destination: ([10, 0, 0, 1], 80).into(),
+    };
+    evaluate(mesh, workload, &connection)
 }
 
 #[test]

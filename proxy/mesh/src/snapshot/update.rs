@@ -6,11 +6,11 @@ use imbl::OrdMap;
 
 use super::{
     Snapshot,
-    index::{ByAddress, ByHostname, ByNamespace, ByPod, ByRange, ByVip, HostFirst},
+    index::{ByAddress, ByHostname, ByPod, ByRange, ByVip, HostFirst},
 };
 use crate::{
     endpoints::Endpoint,
-    policy::{Policy, Scope},
+    policy::Policy,
     service::Service,
     workload::{Membership, NetworkMode, ServiceName, Workload},
 };
@@ -43,32 +43,44 @@ pub enum Origin {
 /// What is known under one key, by origin.
 #[derive(Clone, Debug)]
 pub(super) enum Slot<T> {
-    One(Origin, Arc<T>),
-    Both { file: Arc<T>, control_plane: Arc<T> },
+    File(Arc<T>),
+    ControlPlane(Arc<T>),
+    Both(Box<Both<T>>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Both<T> {
+    file: Arc<T>,
+    control_plane: Arc<T>,
 }
 
 impl<T> Slot<T> {
     /// The record that counts.
     pub(super) fn record(&self) -> &Arc<T> {
         match self {
-            Self::One(_, record) | Self::Both { file: record, .. } => record,
+            Self::File(record) | Self::ControlPlane(record) => record,
+            Self::Both(both) => &both.file,
         }
     }
 
     /// The record that `origin` announced.
     fn of(&self, origin: Origin) -> Option<&Arc<T>> {
         match (self, origin) {
-            (Self::One(of, record), _) => (*of == origin).then_some(record),
-            (Self::Both { file, .. }, Origin::File) => Some(file),
-            (Self::Both { control_plane, .. }, Origin::ControlPlane) => Some(control_plane),
+            (Self::File(record), Origin::File)
+            | (Self::ControlPlane(record), Origin::ControlPlane) => Some(record),
+            (Self::Both(both), Origin::File) => Some(&both.file),
+            (Self::Both(both), Origin::ControlPlane) => Some(&both.control_plane),
+            (Self::File(_), Origin::ControlPlane) | (Self::ControlPlane(_), Origin::File) => None,
         }
     }
 
     fn new(file: Option<Arc<T>>, control_plane: Option<Arc<T>>) -> Option<Self> {
         match (file, control_plane) {
-            (Some(file), Some(control_plane)) => Some(Self::Both { file, control_plane }),
-            (Some(record), None) => Some(Self::One(Origin::File, record)),
-            (None, Some(record)) => Some(Self::One(Origin::ControlPlane, record)),
+            (Some(file), Some(control_plane)) => {
+                Some(Self::Both(Box::new(Both { file, control_plane })))
+            }
+            (Some(record), None) => Some(Self::File(record)),
+            (None, Some(record)) => Some(Self::ControlPlane(record)),
             (None, None) => None,
         }
     }
@@ -243,23 +255,11 @@ impl Snapshot {
 
     fn set_policy(&mut self, origin: Origin, key: Arc<str>, policy: Option<Arc<Policy>>) {
         let Some(change) = put(&mut self.policies, key, origin, policy) else { return };
-        if let Some(policy) = change.gone
-            && let Some(index) = self.policy_index(policy.scope)
-        {
-            index.remove(&ByNamespace(policy));
+        if let Some(policy) = change.gone {
+            self.policy_index.remove(&policy);
         }
-        if let Some(policy) = change.come
-            && let Some(index) = self.policy_index(policy.scope)
-        {
-            index.insert(ByNamespace(policy));
-        }
-    }
-
-    fn policy_index(&mut self, scope: Scope) -> Option<&mut imbl::OrdSet<ByNamespace>> {
-        match scope {
-            Scope::Global => Some(&mut self.global_policies),
-            Scope::Namespace => Some(&mut self.namespace_policies),
-            Scope::WorkloadSelector => None,
+        if let Some(policy) = change.come {
+            self.policy_index.insert(&policy);
         }
     }
 }
