@@ -1,49 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Safe wrappers for what the kernel gives to a BPF program: contexts, sockets, helpers. The one file with `unsafe`.
+//! Safe wrappers for what the kernel gives to a BPF program: contexts, sockets, helpers. `unsafe` is here, and
+//! nowhere else.
 //!
 //! Nothing is decided here, and no map lives here: a map in the library would end up in every object.
 
 #![expect(clippy::cast_possible_truncation, reason = "ports and sizes that fit, but come in words")]
 #![expect(
     unsafe_code,
-    reason = "kernel contexts and helpers are raw pointers; this file is the fence around them"
+    reason = "kernel contexts and helpers are raw pointers; this module is the fence around them"
 )]
 
 use core::{
     ffi::{c_int, c_long, c_void},
-    mem::{MaybeUninit, offset_of},
+    mem::offset_of,
     ptr::{self, NonNull},
 };
 
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{
-        __sk_buff, BPF_F_INGRESS, BPF_SK_STORAGE_GET_F_CREATE, BPF_SOCK_OPS_STATE_CB,
-        BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, SO_BINDTODEVICE,
-        SO_MARK, SO_REUSEADDR, bpf_sk_lookup, bpf_sock, bpf_sock_addr, bpf_sock_ops,
+        BPF_SK_STORAGE_GET_F_CREATE, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, SO_BINDTODEVICE, SO_MARK, SO_REUSEADDR,
+        bpf_sock, bpf_sock_addr, bpf_sock_ops,
     },
     btf_maps::SkStorage,
     helpers::{
-        bpf_get_netns_cookie, bpf_map_lookup_elem, bpf_redirect, bpf_setsockopt, bpf_sk_assign,
-        bpf_sk_fullsock, bpf_sk_release, bpf_skb_cgroup_id, bpf_skb_load_bytes_relative,
-        bpf_skb_store_bytes, generated::bpf_sk_storage_get,
+        bpf_get_netns_cookie, bpf_map_lookup_elem, bpf_setsockopt, generated::bpf_sk_storage_get,
     },
-    maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray, SockMap},
-    programs::{SkLookupContext, SockAddrContext, SockOpsContext, TcContext},
+    maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray},
+    programs::{SockAddrContext, SockOpsContext},
 };
-use culvert_abi::{Outcome, PodAddr, PodNetwork, Slot};
+use culvert_abi::{Outcome, PodAddr, PodNetwork};
 
 use crate::{
-    Family, Owner,
+    Owner,
     endpoint::{Connection, Endpoint, v4_mapped, v6},
-    host::Maker,
-    packet::{Frame, Position},
 };
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
-const AF_PACKET: u32 = 17;
-const AF_XDP: u32 = 44;
 const SOCK_STREAM: u32 = 1;
 const IPPROTO_TCP: u32 = 6;
 const SOL_SOCKET: c_int = 1;
@@ -67,6 +62,12 @@ macro_rules! load_v6 {
         ])
     };
 }
+
+mod lookup;
+mod skb;
+
+pub use lookup::{Listener, Lookup};
+pub use skb::Skb;
 
 /// Loads the word at a constant offset.
 ///
@@ -96,30 +97,6 @@ fn load_u32<const OFFSET: usize>(base: *const c_void) -> u32 {
     let word = unsafe { base.byte_add(OFFSET) }.cast::<u32>();
     // SAFETY: as above.
     unsafe { word.read() }
-}
-
-/// Gives `value` back, mixed with `unknown` and unmixed again, which the verifier does not see through.
-#[cfg(target_arch = "bpf")]
-#[inline(always)]
-fn obscure(value: u32, unknown: u32) -> u32 {
-    let mut value = u64::from(value);
-    // SAFETY: changes nothing but this register.
-    unsafe {
-        core::arch::asm!(
-            "{value} ^= {unknown}",
-            "{value} ^= {unknown}",
-            value = inout(reg) value,
-            unknown = in(reg) u64::from(unknown),
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    value as u32
-}
-
-/// The same for the host.
-#[cfg(not(target_arch = "bpf"))]
-const fn obscure(value: u32, _unknown: u32) -> u32 {
-    value
 }
 
 /// What a sockops program is called for.
@@ -311,195 +288,6 @@ fn storage(
     NonNull::new(unsafe {
         bpf_sk_storage_get(map_ptr(map), sk.as_ptr().cast(), initial.cast(), flags)
     })
-}
-
-/// A look-up that an `sk_lookup` program answers.
-pub struct Lookup {
-    /// Family of the packet.
-    pub family: Family,
-    /// IP protocol number.
-    pub protocol: u32,
-    /// Both ends, the local one being where the packet goes to.
-    pub connection: Connection,
-}
-
-impl Lookup {
-    /// Reads `ctx`; `None` for families other than IPv4 and IPv6.
-    #[inline(always)]
-    pub fn of(ctx: &SkLookupContext) -> Option<Self> {
-        let (family, local, remote) = match load!(ctx.lookup, bpf_sk_lookup, family) {
-            AF_INET => (
-                Family::V4,
-                v4_mapped(load!(ctx.lookup, bpf_sk_lookup, local_ip4)),
-                v4_mapped(load!(ctx.lookup, bpf_sk_lookup, remote_ip4)),
-            ),
-            AF_INET6 => (
-                Family::V6,
-                load_v6!(ctx.lookup, bpf_sk_lookup, local_ip6),
-                load_v6!(ctx.lookup, bpf_sk_lookup, remote_ip6),
-            ),
-            _ => return None,
-        };
-        let local_port = load!(ctx.lookup, bpf_sk_lookup, local_port) as u16;
-        // A word in every kernel's eyes; since 5.17 the upper half is padding.
-        let remote_port = u16::from_be(load!(ctx.lookup, bpf_sk_lookup, remote_port) as u16);
-        Some(Self {
-            family,
-            protocol: load!(ctx.lookup, bpf_sk_lookup, protocol),
-            connection: Connection {
-                local: Endpoint { addr: local, port: local_port },
-                remote: Endpoint { addr: remote, port: remote_port },
-            },
-        })
-    }
-}
-
-/// A listening socket taken from a SOCKMAP, released on drop as the verifier demands.
-pub struct Listener(NonNull<c_void>);
-
-impl Listener {
-    /// The listener in `slot`; `None` if the slot is empty.
-    #[inline(always)]
-    pub fn find(listeners: &SockMap, slot: Slot) -> Option<Self> {
-        let slot = slot as u32;
-        // SAFETY: `listeners` is a map and the key is of its key type.
-        NonNull::new(unsafe {
-            bpf_map_lookup_elem(map_ptr(listeners), ptr::from_ref(&slot).cast())
-        })
-        .map(Self)
-    }
-
-    /// Answers the look-up with this listener.
-    #[inline(always)]
-    pub fn assign(&self, ctx: &SkLookupContext) -> Result<(), c_long> {
-        // SAFETY: the context is the kernel's, and the reference to the socket is held by `self`.
-        match unsafe { bpf_sk_assign(ctx.as_ptr(), self.0.as_ptr(), 0) } {
-            0 => Ok(()),
-            errno => Err(errno),
-        }
-    }
-}
-
-impl Drop for Listener {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: `find` acquired this reference, and nothing else releases it.
-        unsafe { bpf_sk_release(self.0.as_ptr()) };
-    }
-}
-
-/// A frame at tc, with what the kernel knows about it.
-pub struct Skb<'a>(pub &'a TcContext);
-
-impl Skb<'_> {
-    /// Its mark.
-    #[inline(always)]
-    pub fn mark(&self) -> u32 {
-        load!(self.0.skb.skb, __sk_buff, mark)
-    }
-
-    /// The cgroup that created its socket; 0 without a full socket (forwarded, or answering for a closed one).
-    #[inline(always)]
-    pub fn cgroup_id(&self) -> u64 {
-        // SAFETY: the helper takes the context of any tc program.
-        unsafe { bpf_skb_cgroup_id(self.0.skb.skb) }
-    }
-
-    /// The index of the interface that it leaves by.
-    #[inline(always)]
-    pub fn interface(&self) -> u32 {
-        load!(self.0.skb.skb, __sk_buff, ifindex)
-    }
-
-    /// The socket that it is of, if there is one.
-    #[inline(always)]
-    fn any_socket(&self) -> Option<NonNull<bpf_sock>> {
-        // SAFETY: the context is the kernel's.
-        let field = unsafe { &raw const (*self.0.skb.skb).__bindgen_anon_2 };
-        // SAFETY: as above; a pointer in a context is loaded whole, as the verifier demands.
-        let sk = unsafe { field.cast::<*mut bpf_sock>().read() };
-        NonNull::new(sk)
-    }
-
-    /// What its socket tells of who made it.
-    #[inline(always)]
-    pub fn maker(&self) -> Maker {
-        let Some(sk) = self.any_socket() else { return Maker::Unknown };
-        match load!(sk.as_ptr(), bpf_sock, family) {
-            AF_PACKET | AF_XDP => Maker::Hand,
-            _ => Maker::Kernel,
-        }
-    }
-
-    /// The full socket that it is of, if there is one.
-    #[inline(always)]
-    fn socket(&self) -> Option<NonNull<bpf_sock>> {
-        let sk = self.any_socket()?;
-        // SAFETY: the helper takes the socket of a context, once that is known to be there.
-        NonNull::new(unsafe { bpf_sk_fullsock(sk.as_ptr()) })
-    }
-
-    /// Whether [`Socket::set_bypass`] has noted that it may leave without capture.
-    #[inline(always)]
-    pub fn bypasses(&self, bypass: &SkStorage<u32>) -> bool {
-        let noted = self.socket().and_then(|sk| storage(bypass, sk, ptr::null_mut(), 0));
-        // SAFETY: an element of this map is four bytes wide and aligned, and lives as long as the socket.
-        noted.is_some_and(|noted| unsafe { noted.cast::<u32>().read() } == 1)
-    }
-
-    /// Whether its socket is bound to an interface, and so takes no answer that comes by another.
-    #[inline(always)]
-    pub fn is_bound(&self) -> bool {
-        self.socket().is_some_and(|sk| load!(sk.as_ptr(), bpf_sock, bound_dev_if) != 0)
-    }
-
-    /// Marks it, and lets it arrive at `lo` from an Ethernet header without addresses: any other is for another host
-    /// there. Gives the program's answer, or `None` if the header could not be written.
-    #[inline(always)]
-    pub fn to_loopback(&self, mark: u32) -> Option<i32> {
-        /// Of `lo`, in every namespace.
-        const LOOPBACK: u32 = 1;
-        let skb = self.0.skb.skb;
-        // SAFETY: the context is the kernel's, and this field one that it lets programs write.
-        unsafe { (&raw mut (*skb).mark).write_volatile(mark) };
-        let addresses = [0_u8; 12];
-        // SAFETY: twelve initialised bytes, and the helper checks that the frame has as many.
-        let stored = unsafe {
-            bpf_skb_store_bytes(skb, 0, addresses.as_ptr().cast(), addresses.len() as u32, 0)
-        };
-        // SAFETY: the helper takes two numbers.
-        (stored == 0).then(|| unsafe { bpf_redirect(LOOPBACK, BPF_F_INGRESS.into()) } as i32)
-    }
-}
-
-impl Frame for Skb<'_> {
-    #[inline(always)]
-    fn protocol(&self) -> u16 {
-        u16::from_be(load!(self.0.skb.skb, __sk_buff, protocol) as u16)
-    }
-
-    /// Of the first, linear part of the packet alone, in which the kernel keeps headers.
-    #[inline(always)]
-    fn bytes<const N: usize>(&self, position: Position) -> Option<[u8; N]> {
-        let Position { origin, offset } = position;
-        let mut bytes = MaybeUninit::<[u8; N]>::uninit();
-        let to = bytes.as_mut_ptr().cast();
-        let skb = self.0.skb.skb.cast();
-        // SAFETY: `to` points to `N` bytes on the stack; the helper checks `offset` against the frame.
-        let result = unsafe { bpf_skb_load_bytes_relative(skb, offset, to, N as u32, origin) };
-        // SAFETY: the helper returned 0, so it wrote all `N` bytes.
-        (result == 0).then(|| unsafe { bytes.assume_init() })
-    }
-
-    #[inline(always)]
-    fn length(&self) -> u32 {
-        load!(self.0.skb.skb, __sk_buff, len)
-    }
-
-    #[inline(always)]
-    fn any(&self, value: u32) -> u32 {
-        obscure(value, load!(self.0.skb.skb, __sk_buff, len))
-    }
 }
 
 /// The value of `key`, copied out.

@@ -256,7 +256,7 @@ impl Inner {
         let before = self.settings.swap(Arc::new(settings.clone()));
         // First: what they reroute is known before it arrives.
         self.addresses.set(&now, settings);
-        let configured = steered.configure(self.id, &mut rtnl, &now, settings);
+        let configured = steered.configure(&self.netns, &mut rtnl, &now, settings);
         if configured.is_err() {
             self.counts.failed(Failure::SettingsRefused, 1);
             // The next look takes back what has been done.

@@ -131,11 +131,12 @@ impl Steered {
     /// Applies other settings.
     pub(crate) fn configure(
         &self,
-        id: u32,
+        netns: &Netns,
         rtnl: &mut Rtnl,
         now: &Interfaces,
         settings: &Settings,
     ) -> Result<(), CaptureError> {
+        let id = netns.inode();
         let mut upkeep = self.upkeep();
         if upkeep.standing != Standing::Enrolled {
             return Ok(());
@@ -146,6 +147,9 @@ impl Steered {
                 .in_netns(id, "set the rules of rerouted interfaces")?;
         }
         upkeep.rerouted.clone_from(&settings.reroute_interfaces);
+        let inside = &mut Inside::pod(netns, rtnl, now);
+        let excluded = &settings.exclude_interfaces;
+        upkeep.node_ends = self.attach_node_guards(inside, excluded, Some(&upkeep.node_ends))?;
         Ok(())
     }
 
