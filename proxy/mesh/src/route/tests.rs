@@ -1,4 +1,9 @@
-use std::{collections::BTreeSet, path::Path};
+mod choice;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use rand::{SeedableRng as _, rngs::StdRng};
 
