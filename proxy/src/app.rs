@@ -11,7 +11,7 @@ use std::{io::Write as _, path::Path, sync::Arc};
 
 use culvert_capture::{CaptureError, HostError, Node};
 use culvert_carry::Timeouts;
-use culvert_observe::{Connections, Observe};
+use culvert_observe::{Connections, Dns, Observe};
 use culvert_sys::{cgroup::Hierarchy, netns::Netns};
 use culvert_tls::{Authority, Certificates};
 use prometheus_client::registry::Registry;
@@ -116,6 +116,8 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
         timeouts: Timeouts::default(),
         network: config.network.clone(),
         cluster_id: config.cluster_id.clone(),
+        zone: config.zone.clone(),
+        dns: Dns::register(&mut registry),
         proxy_ports: proxy_ports(config.steering),
     });
 

@@ -4,7 +4,9 @@
 
 pub mod args;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use culvert_dns::Zone;
 
 use crate::config::args::RunArgs;
 pub use args::{CompliancePolicy, LogFormat, ProbeCgroup, Steering, WhenDown};
@@ -36,6 +38,8 @@ pub struct Config {
     pub guard_host: bool,
     /// Capture DNS where a pod does not say otherwise.
     pub dns_capture: bool,
+    /// What names of the mesh mean.
+    pub zone: Zone,
     /// Let pods take connections out of the mesh.
     pub allow_pod_bypass: bool,
     /// Undo everything at exit.
@@ -83,6 +87,14 @@ pub enum ConfigError {
         /// The validity as given.
         ttl: Duration,
     },
+    /// A domain becomes a part of names.
+    #[error(
+        "--cluster-domain {domain:?}: must be labels of letters, digits and '-' with dots between, such as cluster.local"
+    )]
+    Domain {
+        /// The domain as given.
+        domain: String,
+    },
     /// Two endpoints cannot share a port.
     #[error("{a} and {b} are both {port}; give them different ports")]
     Ports {
@@ -118,6 +130,11 @@ impl Config {
             probe_cgroup: args.probe_cgroup,
             guard_host: args.guard_host,
             dns_capture: args.dns_capture,
+            zone: Zone {
+                domain: domain(&args.cluster_domain)?,
+                preferred_namespace: args.preferred_service_namespace.map(Into::into),
+                ipv6: args.ipv6,
+            },
             allow_pod_bypass: args.allow_pod_bypass,
             ephemeral: args.ephemeral,
             admin: SocketAddr::from(([127, 0, 0, 1], args.admin_port)),
@@ -146,6 +163,19 @@ fn default_threads() -> usize {
 pub fn is_node_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=63).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.')
+}
+
+/// A domain in the form in which names are compared.
+fn domain(text: &str) -> Result<Arc<str>, ConfigError> {
+    let name = text.trim_end_matches('.').to_ascii_lowercase();
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let is_label = |label: &str| (1..=63).contains(&label.len()) && label.chars().all(plain);
+    // Room for `a.b.svc.` in front of it.
+    if name.len() <= 100 && name.split('.').all(is_label) {
+        Ok(name.into())
+    } else {
+        Err(ConfigError::Domain { domain: text.to_owned() })
+    }
 }
 
 fn distinct_ports(args: &RunArgs) -> Result<(), ConfigError> {
@@ -189,6 +219,8 @@ mod tests {
     fn impossible_values_are_refused_with_the_flag() {
         refused(&["--node", "../x"], "--node");
         refused(&["--node", ""], "--node");
+        refused(&["--node", "a", "--cluster-domain", "a b"], "--cluster-domain");
+        refused(&["--node", "a", "--cluster-domain", ""], "--cluster-domain");
         refused(&["--node", "a", "--secret-ttl", "1s"], "--secret-ttl");
         refused(&["--node", "a", "--admin-port", "1", "--stats-port", "1"], "--stats-port");
     }
@@ -202,6 +234,8 @@ mod tests {
         );
         assert!(config.admin.ip().is_loopback());
         assert_eq!(config.cluster_id, "Kubernetes");
+        assert!(config.dns_capture);
+        assert_eq!(config.zone, Zone::default());
         assert_eq!(config.secret_ttl, Duration::from_hours(24));
     }
 }

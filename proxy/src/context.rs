@@ -12,11 +12,12 @@ use culvert_carry::{
         server::Phase,
     },
 };
+use culvert_dns::Zone;
 use culvert_mesh::{
     Identity, PodRef,
     workload::{Workload, WorkloadType},
 };
-use culvert_observe::{Connections, Observe};
+use culvert_observe::{Connections, Dns, Observe};
 use culvert_sys::netns::Netns;
 use culvert_tls::Certificates;
 use http::uri::Authority;
@@ -35,6 +36,8 @@ pub(crate) struct NodeContext {
     pub(crate) timeouts: Timeouts,
     pub(crate) network: String,
     pub(crate) cluster_id: String,
+    pub(crate) zone: Zone,
+    pub(crate) dns: Dns,
     /// Ports in a pod that belong to the proxy, beside HBONE's.
     pub(crate) proxy_ports: &'static [u16],
 }

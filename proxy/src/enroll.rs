@@ -18,6 +18,7 @@ use culvert_capture::{CaptureError, Node, Pod};
 use culvert_sys::netns::{Netns, NetnsError};
 use futures::future::join_all;
 
+pub(crate) use self::accept::LAST_CALL;
 pub use self::failure::EnrollError;
 pub(crate) use self::succession::{Command, Succession};
 use self::{

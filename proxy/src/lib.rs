@@ -3,7 +3,8 @@
 //! A connection of an enrolled pod is *captured* by BPF programs, *identified* by the listener that accepted it,
 //! *decided* upon from one snapshot of the mesh, *carried* in plaintext or over HBONE, *delivered* to the application at
 //! its other end and *observed* in one record. Each stage is a crate; this one wires them: [`app`] builds them once,
-//! [`enroll`] brings pods in and out, `outbound` and `inbound` are the two directions.
+//! [`enroll`] brings pods in and out, `outbound` and `inbound` are the two directions,
+//! and `dns` answers pods that ask for names.
 //!
 //! Invariants: only [`config`] reads the environment; only [`tasks`] spawns; per-connection code lives in `outbound` and
 //! `inbound` alone.
@@ -15,6 +16,7 @@ pub mod config;
 pub mod app;
 mod context;
 pub mod controlplane;
+mod dns;
 pub mod enroll;
 mod flow;
 mod handover;

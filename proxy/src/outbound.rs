@@ -57,6 +57,17 @@ pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
     end(record, ended.outcome);
 }
 
+/// The connection if the pod itself has made it; else it is refused.
+pub(crate) async fn of_pod(ctx: &PodContext, captured: Captured) -> Option<Captured> {
+    let Captured { stream, peer, orig_dst } = &captured;
+    if is_own(&ctx.addresses, peer.ip()).await {
+        return Some(captured);
+    }
+    let record = ctx.node.observe.begin(Direction::Outbound, *peer, *orig_dst);
+    refuse(record, stream, Denial::ForeignOutbound, &Foreign { peer: *peer });
+    None
+}
+
 /// Whether the pod has the address. One that it has only just got may be used before the kernel's news of it is read.
 async fn is_own(addresses: &Addresses, ip: IpAddr) -> bool {
     for _ in 0..NEWS_TRIES {

@@ -123,7 +123,7 @@ fn the_proxys_listeners_are_out_of_reach_for_every_pod() {
     let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     let (a1, a2, b1, x) = (&topology.a1, &topology.a2, &topology.b1, &topology.x);
     let found: Vec<_> = [a1, a2].into_iter().flat_map(listeners).collect();
-    assert_eq!(found.len(), 12, "three roles, two families, two pods: {found:?}");
+    assert_eq!(found.len(), 16, "four roles, two families, two pods: {found:?}");
     let picked = || {
         let labels = [("program", "pick_listener"), ("outcome", "outbound")];
         mesh.a.metrics().unwrap().sum("culvert_bpf_outcomes_total", &labels)

@@ -20,6 +20,7 @@ pub mod ca;
 pub mod cgroup;
 pub mod client;
 pub mod culvert;
+pub mod dns;
 pub mod flow_log;
 mod frame;
 pub mod hbone;

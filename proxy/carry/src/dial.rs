@@ -4,12 +4,13 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, TcpStream as StdStream},
+    net::{IpAddr, SocketAddr, TcpStream as StdStream, UdpSocket},
     ops::RangeInclusive,
     time::Duration,
 };
 
 use culvert_sys::{
+    datagram,
     netns::Netns,
     socket::{self, StreamOptions},
 };
@@ -126,6 +127,11 @@ impl Dialer {
         }
         // One client has most of the ports: better one that may collide than none.
         self.connect(dst, leg, self.options(dst, leg, 0)).await
+    }
+
+    /// A non-blocking UDP socket that sends to `dst` and hears nobody else.
+    pub fn datagrams(&self, dst: SocketAddr) -> io::Result<UdpSocket> {
+        self.netns.run_from(&self.home, || datagram::connected(dst, self.proxy_mark)).flatten()
     }
 
     async fn connect(

@@ -50,13 +50,20 @@ impl<H: Host> Server<H> {
         Self { host, forwarder: Forwarder::new(), connections }
     }
 
-    /// Answers datagrams until their socket fails. Questions that are not answered then are lost.
-    pub async fn datagrams(self: Arc<Self>, face: impl Face) -> io::Result<()> {
+    /// Answers datagrams until `closing` or until their socket fails. What was asked before is answered still; once the
+    /// future is dropped it is lost.
+    pub async fn datagrams(
+        self: Arc<Self>,
+        face: impl Face,
+        closing: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        tokio::pin!(closing);
         let face = Arc::new(face);
         let mut pending = JoinSet::new();
         loop {
             let datagram = tokio::select! {
                 datagram = face.next() => datagram?,
+                () = &mut closing => break,
                 Some(done) = pending.join_next() => {
                     if let Err(error) = done {
                         tracing::error!(%error, "a question was not answered");
@@ -86,6 +93,8 @@ impl<H: Host> Server<H> {
                 }
             });
         }
+        while pending.join_next().await.is_some() {}
+        Ok(())
     }
 
     /// Answers the questions on one connection to the name server `server`, until it ends or idles.

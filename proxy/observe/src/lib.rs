@@ -28,4 +28,5 @@ pub use denial::Denial;
 pub use flow::{Direction, Flow, FlowRecord, Observe, OpenSocket, Party, Pending, SecurityPolicy};
 pub use kinds::{Kinds, ReadKinds};
 pub use log_line::LogLine;
+pub use metrics::dns::{Dns, DnsQuestion};
 pub use transferred::Transferred;

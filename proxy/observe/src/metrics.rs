@@ -18,6 +18,7 @@ use crate::flow::{Direction, Flow};
 use crate::sharded::Sharded;
 use crate::transferred::Transferred;
 
+pub(crate) mod dns;
 mod labels;
 
 /// Every family, and the flows that are open.

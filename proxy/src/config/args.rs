@@ -76,8 +76,17 @@ pub struct RunArgs {
     #[arg(long, env = "CULVERT_GUARD_HOST")]
     pub guard_host: bool,
     /// Capture DNS queries of pods that do not say otherwise by `ambient.istio.io/dns-capture`
-    #[arg(long, env = "AMBIENT_DNS_CAPTURE", value_name = "BOOL", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "AMBIENT_DNS_CAPTURE", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub dns_capture: bool,
+    /// Domain of the cluster's services
+    #[arg(long, env = "CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// Namespace whose service a name means where several have it, and none is of the pod's namespace or canonical
+    #[arg(long, env = "PREFERED_SERVICE_NAMESPACE", value_name = "NAME")]
+    pub preferred_service_namespace: Option<String>,
+    /// Tell pods the IPv6 addresses of services
+    #[arg(long, env = "IPV6_ENABLED", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    pub ipv6: bool,
     /// Let pods' annotations take connections out of the mesh: in plaintext, and past every policy
     #[arg(long, env = "CULVERT_ALLOW_POD_BYPASS", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub allow_pod_bypass: bool,

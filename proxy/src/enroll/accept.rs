@@ -8,10 +8,15 @@ use std::{
 use culvert_capture::{Listener, Role};
 use tokio::time::Instant;
 
-use crate::{context::PodContext, inbound, outbound, tasks::Tasks};
+use crate::{
+    context::PodContext,
+    dns::{self, Names},
+    inbound, outbound,
+    tasks::Tasks,
+};
 
 /// How long a listener goes on once its tasks drain: until the runtime has been told of what is in its queue.
-const LAST_CALL: Duration = Duration::from_millis(50);
+pub(crate) const LAST_CALL: Duration = Duration::from_millis(50);
 /// How long a listener goes on at least where its queue does not empty, because a successor has not taken its slot.
 const LATEST_CALL: Duration = Duration::from_secs(1);
 /// How long after another process's listener has taken its place a handshake that this one has begun may still complete:
@@ -44,6 +49,7 @@ impl LastCall {
 pub(super) async fn accept(
     listener: Listener,
     context: Arc<PodContext>,
+    names: Arc<Names>,
     tasks: Tasks,
     last_call: LastCall,
 ) {
@@ -75,8 +81,8 @@ pub(super) async fn accept(
         };
         let context = Arc::clone(&context);
         match listener.role() {
-            // No DNS server of ours is asked: the one that the pod named is reached like any other host.
-            Role::Outbound | Role::Dns => tasks.spawn(outbound::carry(context, captured)),
+            Role::Outbound => tasks.spawn(outbound::carry(context, captured)),
+            Role::Dns => tasks.spawn(dns::connection(Arc::clone(&names), context, captured)),
             Role::Inbound => tasks.spawn(inbound::plaintext(context, captured)),
             Role::Hbone => tasks.spawn(inbound::hbone(context, captured)),
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use culvert_capture::Pod;
+use culvert_capture::{Dns, Pod};
 use culvert_carry::{
     dial::Dialer,
     hbone::{Pool, PoolOptions, server::Phase},
@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Enrolled, Enrolment, accept::accept, departure::Proxy};
-use crate::{context::PodContext, error::chain, outlook::PodOutlook, pods::PodSpec};
+use crate::{context::PodContext, dns, error::chain, outlook::PodOutlook, pods::PodSpec};
 
 /// Peers of a pod that may be in their handshake at a time: a burst of clients fits, a flood does not.
 const HANDSHAKES: usize = 1024;
@@ -44,9 +44,12 @@ impl Enrolment {
             phase: watch::Sender::new(Phase::Serving),
         });
         let tasks = self.tasks.child();
-        for listener in pod.take_listeners() {
+        let Dns { queries, listeners } = pod.take_dns();
+        let names = dns::serve(queries, &context, &tasks);
+        for listener in pod.take_listeners().into_iter().chain(listeners) {
+            let (context, names) = (Arc::clone(&context), Arc::clone(&names));
             let last_call = self.succession.last_call.clone();
-            tasks.spawn(accept(listener, Arc::clone(&context), tasks.clone(), last_call));
+            tasks.spawn(accept(listener, context, names, tasks.clone(), last_call));
         }
         tasks.spawn(keep_certificate(Arc::clone(&context), tasks.draining()));
         if let Some(watch) = pod.take_watch() {

@@ -2,8 +2,9 @@ use std::{collections::VecDeque, path::Path, process::Command};
 
 use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Settings, WhenDown};
 use culvert_carry::Timeouts;
+use culvert_dns::Zone;
 use culvert_mesh::{PodRef, Snapshot};
-use culvert_observe::{Connections, Observe};
+use culvert_observe::{Connections, Dns, Observe};
 use culvert_sys::caps::{Capability, Effective};
 use culvert_tls::{Authority, Certificates};
 use prometheus_client::registry::Registry;
@@ -82,15 +83,18 @@ fn enrolment_that_drains(dir: &Path, drain: Duration) -> Enrolment {
         guard_host: GuardHost::Off,
         log: BpfLog::Off,
     };
+    let mut registry = Registry::default();
     let context = NodeContext {
         home: Netns::current().unwrap(),
         state: State::new(Snapshot::default()),
         certificates: Arc::new(Certificates::new(Authority::create(dir, "unit").unwrap())),
-        observe: Observe::register(&mut Registry::default(), "test"),
+        observe: Observe::register(&mut registry, "test"),
         connections: Connections::new(1),
         timeouts: Timeouts::default(),
         network: String::new(),
         cluster_id: String::new(),
+        zone: Zone::default(),
+        dns: Dns::register(&mut registry),
         proxy_ports: &[],
     };
     let marks = Marks { proxy: None, delivery: None };

@@ -39,6 +39,18 @@ pub fn receiver(addr: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
+/// Opens a non-blocking UDP socket in the calling thread's namespace that sends to `peer` and hears nobody else, from a
+/// port that the kernel chooses.
+pub fn connected(peer: SocketAddr, mark: Option<u32>) -> io::Result<UdpSocket> {
+    let kind = Type::DGRAM.nonblocking();
+    let socket = Socket::new(Domain::for_address(peer), kind, Some(Protocol::UDP))?;
+    if let Some(mark) = mark {
+        socket.set_mark(mark)?;
+    }
+    socket.connect(&peer.into())?;
+    Ok(socket.into())
+}
+
 /// A datagram that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {

@@ -140,10 +140,9 @@ impl World {
         let client = UdpSocket::bind(LOOPBACK).await.unwrap();
         client.connect(face.local_addr().unwrap()).await.unwrap();
         let server = Arc::clone(&self.server);
-        self.tasks
-            .lock()
-            .unwrap()
-            .spawn(async move { server.datagrams(Plain(face)).await.unwrap() });
+        self.tasks.lock().unwrap().spawn(async move {
+            server.datagrams(Plain(face), std::future::pending()).await.unwrap();
+        });
         client
     }
 
@@ -382,6 +381,27 @@ async fn a_pod_has_so_many_questions_open_and_no_more() {
     receive(&client).await;
     client.send(&query(MESH, RecordType::A, None).to_vec().unwrap()).await.unwrap();
     assert_eq!(receive(&client).await.answers.len(), 1);
+}
+
+#[tokio::test]
+async fn what_was_asked_before_the_end_is_answered() {
+    let world = World::new().await;
+    let face = UdpSocket::bind(LOOPBACK).await.unwrap();
+    let client = UdpSocket::bind(LOOPBACK).await.unwrap();
+    client.connect(face.local_addr().unwrap()).await.unwrap();
+    let (close, closing) = tokio::sync::oneshot::channel::<()>();
+    let closing = async move { drop(closing.await) };
+    let serving = Arc::clone(&world.server).datagrams(Plain(face), closing);
+    let asking = async {
+        client.send(&query(NAME, RecordType::A, None).to_vec().unwrap()).await.unwrap();
+        let (asked, from) = world.asked().await;
+        drop(close);
+        send(&world, &answered(asked), from).await;
+        receive(&client).await
+    };
+    let (served, answer) = tokio::join!(serving, asking);
+    served.unwrap();
+    assert_eq!(answer.answers.len(), 1);
 }
 
 #[tokio::test]
