@@ -35,7 +35,7 @@ const IMPERSONATED: &str = "ImpersonatedIdentity";
 /// A request's key and names take far less.
 const MAX_REQUEST: usize = 64 * 1024;
 /// Nobody could renew a shorter one in time.
-const MIN_TTL: Duration = Duration::from_mins(1);
+const MIN_TTL: Duration = Duration::from_secs(10);
 
 /// What the authority signs with, kept in step with its folder.
 #[derive(Debug)]

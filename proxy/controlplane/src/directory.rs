@@ -284,8 +284,14 @@ impl Watch {
                 told.send_replace(());
             }
         });
+        // A file that another takes the place of is announced by its folder alone.
+        let (watched, mode) = match root.parent() {
+            Some(folder) if root.is_file() => (folder, RecursiveMode::NonRecursive),
+            _ => (root, RecursiveMode::Recursive),
+        };
+        let watched = if watched.as_os_str().is_empty() { Path::new(".") } else { watched };
         let watcher = watcher.and_then(|mut watcher| {
-            watcher.watch(root, RecursiveMode::Recursive)?;
+            watcher.watch(watched, mode)?;
             Ok(watcher)
         });
         let watcher = watcher.inspect_err(|error| {

@@ -160,8 +160,9 @@ impl ControlPlane {
     /// Serves `listener` until `stop` completes and what is open has ended, or its time has.
     pub async fn run(self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let Self { feed, signer, callers, presented, names, tls, services, draining, drain } = self;
-        let address = listener.local_addr().ok();
-        tracing::info!(?address, "serving");
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(%address, "serving");
+        }
         let upkeep = upkeep(&signer, &callers, &presented, &names);
         let serve = listen::serve(listener, tls, services, draining.clone(), drain);
         tokio::pin!(serve);

@@ -185,3 +185,25 @@ fn mutated_files_change_nothing_that_they_do_not_name() {
         }
     }
 }
+
+#[test]
+fn the_example_of_the_deployment_is_right() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/controlplane/mesh");
+    let mut directory = Directory::new(root);
+    let changes = directory.open().unwrap();
+    assert_eq!(directory.problems(), []);
+    let mut translator = crate::translate::Translator::new(crate::world::MeshConfig::default());
+    let update = translator.apply(changes);
+    assert_eq!(translator.faults().count(), 0);
+    let names: Vec<_> = update.changed.iter().map(|resource| &*resource.name).collect();
+    assert_eq!(
+        names,
+        [
+            "Kubernetes//Pod/shop/db",
+            "Kubernetes//Pod/shop/web",
+            "shop/db.shop.svc.cluster.local",
+            "istio-system/istio_converted_static_strict",
+            "shop/db-clients",
+        ]
+    );
+}
