@@ -2,6 +2,7 @@
 
 mod ending;
 mod failure;
+mod feeds;
 mod metrics;
 mod options;
 pub(crate) mod stop;
@@ -13,7 +14,7 @@ use culvert_capture::{CaptureError, HostError, Node};
 use culvert_carry::Timeouts;
 use culvert_observe::{Connections, Dns, Observe};
 use culvert_sys::{cgroup::Hierarchy, netns::Netns};
-use culvert_tls::{Authority, Certificates};
+use culvert_tls::Certificates;
 use prometheus_client::registry::Registry;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::failure::RunError;
 use self::{
     ending::{Running, leave},
+    feeds::{Feeds, Signer},
     options::{marks, node_options, proxy_ports, tls_profile},
     stop::Stop,
     takeover::Place,
@@ -38,7 +40,6 @@ use crate::{
     pods::{PodsFile, Policy},
     readiness::Readiness,
     revocations::RevocationFile,
-    state::MeshFile,
     tasks::Tasks,
 };
 
@@ -85,16 +86,16 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     // Everything that can be wrong without touching the kernel comes first.
     let policy = Policy::new(config.dns_capture, config.allow_pod_bypass);
     let mut pods = PodsFile::open(config.pods.clone(), policy.clone())?;
-    let (mesh_file, state) = MeshFile::open(config.mesh.clone())?;
-    let authority = Authority::load(&config.ca_dir)?.with_ttl(config.secret_ttl);
+    let mut registry = Registry::default();
+    policy.register(&mut registry);
+    let readiness = Readiness::default();
+    let (feeds, state) = Feeds::open(config, &mut registry, &readiness)?;
+    let signer = Signer::open(config)?;
     let (revocation_file, revocations) =
         config.crl.clone().map(RevocationFile::open).transpose()?.unzip();
 
     let (control_tasks, data_tasks) =
         (Tasks::new(control.handle().clone()), Tasks::new(data.handle().clone()));
-    let mut registry = Registry::default();
-    policy.register(&mut registry);
-    let readiness = Readiness::default();
     let starting = readiness.latch("workload proxy manager");
     let quit = CancellationToken::new();
     let mut stop = Stop::new(quit.clone());
@@ -106,7 +107,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     // A probe for this process must not be answered for another.
     place.endpoints.serve_readiness(readiness.clone(), &data_tasks);
     let profile = tls_profile(config, revocations);
-    let certificates = Arc::new(Certificates::new(authority).with_profile(profile));
+    let certificates = Arc::new(Certificates::new(signer).with_profile(profile));
     let context = Arc::new(NodeContext {
         home,
         state: state.clone(),
@@ -132,6 +133,15 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
             quit: quit.clone(),
         };
         control.serve(host, &control_tasks);
+    }
+    // The elder, if there is one, goes on meanwhile.
+    let synced = feeds.spawn(&state, &control_tasks, &data_tasks);
+    tokio::select! {
+        () = synced.wait() => {}
+        () = stop.told() => {
+            place.leave();
+            return Ok(());
+        }
     }
     let own = Hierarchy::find(Path::new(CGROUP_FALLBACK)).and_then(|hierarchy| {
         let cgroup = hierarchy.enter_own(&cgroup_name(&config.node, place.number()))?;
@@ -211,7 +221,6 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
         quit: quit.clone(),
     };
     running.endpoints.serve(view, &running.control_tasks);
-    running.control_tasks.spawn(mesh_file.run(state));
     running.control_tasks.spawn(certificates.run());
     if let Some(file) = revocation_file {
         running.control_tasks.spawn(file.run());

@@ -3,12 +3,13 @@
 //! The only reader of environment variables. Files are read by the parts that watch them.
 
 pub mod args;
+pub mod control;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use culvert_dns::Zone;
 
-use crate::config::args::RunArgs;
+use crate::config::{args::RunArgs, control::Control};
 pub use args::{CompliancePolicy, LogFormat, ProbeCgroup, Steering, WhenDown};
 
 /// The configuration of a node, checked.
@@ -18,10 +19,8 @@ pub struct Config {
     pub node: String,
     /// The pods file.
     pub pods: PathBuf,
-    /// The mesh file.
-    pub mesh: PathBuf,
-    /// The embedded authority's certificate and key.
-    pub ca_dir: PathBuf,
+    /// Where the mesh and the certificates come from.
+    pub control: Control,
     /// The network this node is in; empty is the default network.
     pub network: String,
     /// The cluster's name, for the `baggage` header.
@@ -70,9 +69,15 @@ pub struct Config {
     pub log_filter: String,
 }
 
+/// Of a node whose cluster has no name.
+const CLUSTER: &str = "Kubernetes";
+
 /// Why arguments were refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// Mesh or certificates come from nowhere, or from two places.
+    #[error(transparent)]
+    Control(#[from] control::ControlError),
     /// The node's name becomes a folder's.
     #[error(
         "--node {node:?}: must be 1 to 63 letters, digits, '-', '_' or '.', and not start with '.'"
@@ -117,13 +122,14 @@ impl Config {
             return Err(ConfigError::Ttl { ttl: args.secret_ttl });
         }
         distinct_ports(&args)?;
+        let cluster_id = args.cluster_id.or(args.cluster).unwrap_or_else(|| CLUSTER.to_owned());
+        let control = Control::new(args.control, &args.node, &cluster_id, std::env::vars_os())?;
         Ok(Self {
             node: args.node,
             pods: args.pods,
-            mesh: args.mesh,
-            ca_dir: args.ca_dir,
+            control,
             network: args.network,
-            cluster_id: args.cluster_id,
+            cluster_id,
             bpffs: args.bpffs,
             steering: args.steering,
             when_down: args.when_down,

@@ -16,6 +16,7 @@ pub mod config;
 pub mod app;
 mod context;
 pub mod controlplane;
+mod demand;
 mod dns;
 pub mod enroll;
 mod flow;

@@ -35,6 +35,9 @@ pub(crate) async fn carry(ctx: Arc<PodContext>, captured: Captured) {
         Ok(source) => source,
         Err(error) => return refuse(record, &stream, Denial::UnknownWorkload, &error),
     };
+    if let Err(error) = node.state.prepare(&source, orig_dst.ip()).await {
+        return refuse(record, &stream, Denial::NoRoute, &error);
+    }
     // Boxed, so that the room for opening is given back while the connection lasts.
     let opened = Box::pin(open::open(&ctx, &source, peer, orig_dst)).await;
     drop(source);

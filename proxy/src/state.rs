@@ -3,21 +3,23 @@
 mod terms;
 
 use std::{
+    net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use arc_swap::{ArcSwap, Guard};
+use culvert_control::xds::DemandError;
 use culvert_mesh::{
-    Origin, PodRef, Pool, Snapshot,
+    Origin, PodRef, Pool, Snapshot, Update,
     file::{self, FileError},
     workload::Workload,
 };
 use tokio::{sync::watch, time::timeout};
 
 use self::terms::PodTerms;
-use crate::watch::WatchedFile;
+use crate::{demand::Demand, watch::WatchedFile};
 
 /// How long a connection waits for its pod's own record, which may arrive after the pod's first connect.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,11 +33,13 @@ pub(crate) struct State {
     writer: Arc<Mutex<Pool>>,
     changed: watch::Sender<()>,
     terms: Arc<PodTerms>,
+    /// Where records that are missing are asked for; `None` where all come unasked.
+    demand: Option<Arc<Demand>>,
 }
 
 /// The state never told of the pod.
 #[derive(Debug, thiserror::Error)]
-#[error("no workload record for pod {}/{} with service account {}; add it to the mesh file", pod.namespace, pod.name, pod.service_account)]
+#[error("no workload record for pod {}/{} with service account {}; the mesh file or the control plane must have one", pod.namespace, pod.name, pod.service_account)]
 pub(crate) struct UnknownPod {
     pod: PodRef,
 }
@@ -44,7 +48,13 @@ impl State {
     pub(crate) fn new(snapshot: Snapshot) -> Self {
         let current = Arc::new(ArcSwap::from_pointee(snapshot));
         let changed = watch::Sender::new(());
-        Self { current, writer: Arc::default(), changed, terms: Arc::default() }
+        Self { current, writer: Arc::default(), changed, terms: Arc::default(), demand: None }
+    }
+
+    /// The same state, whose missing records are asked for of `demand`.
+    #[must_use]
+    pub(crate) fn with_demand(self, demand: Option<Demand>) -> Self {
+        Self { demand: demand.map(Arc::new), ..self }
     }
 
     /// The snapshot as of now. A connection decides from one of them.
@@ -66,6 +76,12 @@ impl State {
     pub(crate) async fn identify(&self, pod: &PodRef) -> Result<Arc<Workload>, UnknownPod> {
         let mut changed = self.subscribe();
         let found = timeout(PATIENCE, async {
+            if let Some(demand) =
+                self.demand.as_ref().filter(|_| self.load().find_local(pod).is_none())
+                && let Err(error) = Box::pin(demand.pod(pod)).await
+            {
+                tracing::debug!(%pod, error = crate::error::chain(&error), "own record not learned");
+            }
             loop {
                 if let Some(workload) = self.load().find_local(pod) {
                     return Some(Arc::clone(workload));
@@ -74,6 +90,25 @@ impl State {
             }
         });
         found.await.ok().flatten().ok_or_else(|| UnknownPod { pod: pod.clone() })
+    }
+
+    /// Has the snapshots from now on hold what a connection of `source` to `ip` depends on.
+    ///
+    /// # Errors
+    /// It is not known what that is. At once, and never, where all records come unasked.
+    pub(crate) async fn prepare(&self, source: &Workload, ip: IpAddr) -> Result<(), DemandError> {
+        match &self.demand {
+            // Boxed: every connection would have room for it.
+            Some(demand) => Box::pin(demand.destination(self, source, ip)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes in what the control plane says. Readers never wait.
+    pub(crate) fn apply(&self, updates: Vec<Update>) {
+        self.update(|mesh, pool| {
+            mesh.apply(Origin::ControlPlane, updates.into_iter().map(|update| pool.share(update)))
+        });
     }
 
     /// Makes the records of `file` all that the mesh file says. Readers never wait.

@@ -12,6 +12,7 @@ mod bench;
 mod bulk;
 mod captured;
 mod certificates;
+mod control;
 mod dns;
 mod endings;
 mod endpoints;

@@ -78,7 +78,6 @@ impl Ca {
 
     /// A leaf for client and server use whose only subject alternative name is the URI `spiffe`.
     pub fn issue(&self, spiffe: &str, validity: Validity) -> Result<Leaf> {
-        let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = vec![SanType::URI(spiffe.try_into()?)];
@@ -86,6 +85,18 @@ impl Ca {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         (params.not_before, params.not_after) = around_now(validity);
+        self.sign(params)
+    }
+
+    /// A leaf of a server called `name`.
+    pub fn issue_server(&self, name: &str) -> Result<Leaf> {
+        let mut params = CertificateParams::new(vec![name.to_owned()])?;
+        (params.not_before, params.not_after) = around_now(Validity::Current);
+        self.sign(params)
+    }
+
+    fn sign(&self, mut params: CertificateParams) -> Result<Leaf> {
+        let key = KeyPair::generate()?;
         // As random as the key is.
         let serial = key.public_key_raw().get(1..9).unwrap_or_default();
         let serial = SerialNumber::from_slice(serial);

@@ -19,6 +19,7 @@ pub mod apps;
 pub mod ca;
 pub mod cgroup;
 pub mod client;
+pub mod control_plane;
 pub mod culvert;
 pub mod dns;
 pub mod flow_log;

@@ -8,6 +8,7 @@ use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use self::controlplane::{CONTROL_PLANE_HELP, ROTATE_HELP};
 pub use self::controlplane::{ControlPlaneArgs, RotateRootArgs};
+use crate::config::control::ControlArgs;
 
 /// The dataplane of one node of an ambient mesh.
 ///
@@ -45,18 +46,18 @@ pub struct RunArgs {
     /// Pods to enrol: YAML `pods: [{name, namespace, serviceAccount, netns, annotations}]`, read again when it changes
     #[arg(long, env = "CULVERT_PODS", value_name = "FILE")]
     pub pods: PathBuf,
-    /// Workloads, services and policies, in ztunnel's local format; read again when it changes
-    #[arg(long, env = "LOCAL_XDS_PATH", value_name = "FILE")]
-    pub mesh: PathBuf,
-    /// Directory of the embedded certificate authority: ca.pem and ca-key.pem
-    #[arg(long, env = "CULVERT_CA_DIR", value_name = "DIR")]
-    pub ca_dir: PathBuf,
+    /// Where the mesh and the certificates come from
+    #[command(flatten)]
+    pub control: ControlArgs,
     /// Network this node is in
     #[arg(long, env = "NETWORK", value_name = "NAME", default_value = "")]
     pub network: String,
-    /// Cluster this node is in, told to peers
-    #[arg(long, env = "ISTIO_META_CLUSTER_ID", value_name = "NAME", default_value = "Kubernetes")]
-    pub cluster_id: String,
+    /// Cluster this node is in, told to peers and to the control plane [default: Kubernetes]
+    #[arg(long, env = "ISTIO_META_CLUSTER_ID", value_name = "NAME")]
+    pub cluster_id: Option<String>,
+    /// The older name of the variable.
+    #[arg(long, env = "CLUSTER_ID", hide = true)]
+    pub cluster: Option<String>,
     /// How connections reach the proxy
     #[arg(long, env = "CULVERT_STEERING", value_enum, default_value_t = Steering::Ebpf)]
     pub steering: Steering,
