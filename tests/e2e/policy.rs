@@ -8,9 +8,11 @@ use culvert_tests::{
     culvert::{Mesh, Remains},
     flow_log::Direction,
     mesh_file::{Action, MeshFile, Policy},
+    netns::Netns,
     poll,
     topology::{Family, Topology},
 };
+use serde_json::json;
 
 #[test]
 fn a_policy_change_closes_the_open_connections_that_it_forbids_and_no_others() {
@@ -51,6 +53,36 @@ fn a_policy_change_closes_the_open_connections_that_it_forbids_and_no_others() {
         let refused = a1.netns.run(|| client::exchange(address, b"three"));
         assert!(!refused.is_ok_and(|reply| !reply.is_empty()), "{family:?} came through");
     }
+}
+
+#[test]
+fn a_pod_that_comes_under_a_policy_loses_the_connections_that_it_forbids() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let (a1, a2, b1) = (&topology.a1, &topology.a2, &topology.b1);
+    let policy = Policy::new("not-a1", "bank", Action::Deny)
+        .principal(&a1.identity())
+        .for_those_that_name_it();
+    let file = MeshFile::new(&topology).policy(&policy);
+    let mesh = Mesh::start(&topology, &file, Remains::Nothing).unwrap();
+    let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
+    let address = b1.at(Family::V4, app.port());
+    let open = |from: &Netns| {
+        let mut stream = from.run(|| client::dial(address)).unwrap();
+        assert_eq!(client::ping(&mut stream, b"one").unwrap(), b"one");
+        stream
+    };
+    let (mut forbidden, mut allowed) = (open(&a1.netns), open(&a2.netns));
+
+    // No policy changes: the pod's record does.
+    mesh.set(&file.field(b1, "authorizationPolicies", json!(["bank/not-a1"]))).unwrap();
+
+    let end = client::next_event(&mut forbidden);
+    assert!(
+        matches!(&end, Ok(bytes) if bytes.is_empty())
+            || matches!(&end, Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset),
+        "{end:?}"
+    );
+    assert_eq!(client::ping(&mut allowed, b"two").unwrap(), b"two");
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl MeshFile {
         self.policies.push(json!({
             "name": policy.name,
             "namespace": policy.namespace,
-            "scope": "Namespace",
+            "scope": if policy.selects { "WorkloadSelector" } else { "Namespace" },
             "action": match policy.action { Action::Allow => "Allow", Action::Deny => "Deny" },
             "rules": policy.matches.iter().map(|matched| json!([[matched]])).collect::<Vec<_>>(),
             "dryRun": policy.dry_run,
@@ -159,7 +159,7 @@ pub enum Action {
     Deny,
 }
 
-/// A policy for every workload of a namespace: one rule for each match.
+/// A policy for every workload of a namespace, or for those that name it: one rule for each match.
 #[derive(Debug, Clone)]
 pub struct Policy {
     name: &'static str,
@@ -167,12 +167,13 @@ pub struct Policy {
     action: Action,
     matches: Vec<Value>,
     dry_run: bool,
+    selects: bool,
 }
 
 impl Policy {
     /// A policy that matches nothing yet.
     pub fn new(name: &'static str, namespace: &'static str, action: Action) -> Self {
-        Self { name, namespace, action, matches: Vec::new(), dry_run: false }
+        Self { name, namespace, action, matches: Vec::new(), dry_run: false, selects: false }
     }
 
     /// Matches peers that proved this identity.
@@ -202,6 +203,13 @@ impl Policy {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.matches.push(json!({ "destinationPorts": [port] }));
+        self
+    }
+
+    /// Applies only to workloads whose record names it.
+    #[must_use]
+    pub fn for_those_that_name_it(mut self) -> Self {
+        self.selects = true;
         self
     }
 
