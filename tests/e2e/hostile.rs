@@ -140,7 +140,7 @@ fn the_proxys_listeners_are_out_of_reach_for_every_pod() {
         assert!(!reply.is_ok_and(|reply| !reply.is_empty()), "{} reached {to}", from.name);
     }
     // Not even by way of the proxy itself, around and around.
-    assert!((picked() - before - 12.0).abs() < f64::EPSILON, "{before} to {}", picked());
+    assert!((picked() - before - 16.0).abs() < f64::EPSILON, "{before} to {}", picked());
     let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
     talks(a2, b1.at(Family::V4, app.port()), "afterwards");
 }
