@@ -1,7 +1,10 @@
 //! Before a process touches the node: its seat, its control socket, its endpoints, and the process before it, if there is one.
 
+use std::time::Duration;
+
 use culvert_capture::Seat;
 use culvert_sys::netns::Netns;
+use tokio::time::{Instant, sleep};
 
 use super::RunError;
 use crate::{
@@ -9,6 +12,10 @@ use crate::{
     config::{Config, Steering},
     handover::{self, Control, Predecessor},
 };
+
+/// How long the kernel may take to close what a process had that was killed, and how often to try.
+const DYING: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// What a process has of its own, and of its predecessor.
 pub(super) struct Place {
@@ -69,6 +76,16 @@ async fn open(
         }
     };
     let inherited = predecessor.hello(home.inode(), Endpoints::wanted(config)).await?;
-    let endpoints = Endpoints::open(config, inherited).await?;
-    Ok((Some(control), predecessor, endpoints))
+    let mut opened = Endpoints::open(config, inherited).await;
+    // One that has died before it could answer has its ports for a moment more.
+    let end = Instant::now() + DYING;
+    while opened.is_err()
+        && seat.elder().is_some()
+        && predecessor.gone().is_cancelled()
+        && Instant::now() < end
+    {
+        sleep(AGAIN).await;
+        opened = Endpoints::open(config, Vec::new()).await;
+    }
+    Ok((Some(control), predecessor, opened?))
 }

@@ -318,14 +318,14 @@ fn a_pod_passes_to_a_newer_process_and_back_when_that_is_gone() {
     let Some(mut world) = World::new("hand") else { return };
     let elder = world.start();
     let mut pod = world.enroll(&elder);
-    let (reins, listeners) = (pod.capture(), pod.take_listeners());
+    let (capture, listeners, dns) = (pod.capture(), pod.take_listeners(), pod.take_dns());
     let enrolled = world.state();
-    reins.release();
+    capture.release();
     let newer = world.start();
     let mut taken = world.enroll(&newer);
     let newer_listeners = taken.take_listeners();
     assert_eq!(without_ids(world.state()), without_ids(enrolled.clone()));
-    assert_eq!(elder.refill(&reins).unwrap(), 0, "slots that are another's are not empty");
+    assert_eq!(elder.refill(&capture).unwrap(), 0, "slots that are another's are not empty");
     for dst in [FAR_V4, FAR_V6] {
         let app = world.app.connect(&world.pod, dst);
         world.accept(&newer_listeners, Role::Outbound, dst);
@@ -333,9 +333,10 @@ fn a_pod_passes_to_a_newer_process_and_back_when_that_is_gone() {
     }
     assert!(!newer.hold_alone());
     drop((newer_listeners, taken, newer));
-    assert_eq!(elder.refill(&reins).unwrap(), listeners.len());
+    let sockets = listeners.len() + dns.listeners.len() + dns.queries.len();
+    assert_eq!(elder.refill(&capture).unwrap(), sockets);
     elder.reclaim().unwrap();
-    assert!(elder.reclaim_pod(&reins).unwrap());
+    assert!(elder.reclaim_pod(&capture).unwrap());
     assert!(elder.sweep_seats().unwrap());
     assert_eq!(world.state(), enrolled);
     for dst in [FAR_V4, FAR_V6] {
@@ -348,7 +349,7 @@ fn a_pod_passes_to_a_newer_process_and_back_when_that_is_gone() {
     assert_eq!(own.len(), 1, "{own:?}");
     assert!(elder.hold_alone());
     elder.unenroll(pod).unwrap();
-    assert!(!elder.reclaim_pod(&reins).unwrap());
+    assert!(!elder.reclaim_pod(&capture).unwrap());
     elder.dismantle().unwrap();
     assert_eq!(world.pins(), Vec::<PathBuf>::new());
 }
