@@ -1,5 +1,6 @@
 //! Builds each stage once, runs the node, and takes it down. Nothing here is per connection.
 
+mod agent;
 mod ending;
 mod failure;
 mod feeds;
@@ -22,7 +23,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::failure::RunError;
+pub use self::{agent::agent, failure::RunError};
 use self::{
     ending::{Running, leave},
     feeds::{Feeds, Signer},
@@ -37,7 +38,7 @@ use crate::{
     enroll::{Enrolment, Succession},
     handover::{self, Host},
     logging,
-    pods::{PodsFile, Policy},
+    pods::{Policy, Sources},
     readiness::Readiness,
     revocations::RevocationFile,
     tasks::Tasks,
@@ -85,7 +86,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
     culvert_capture::check_capabilities().map_err(CaptureError::from)?;
     // Everything that can be wrong without touching the kernel comes first.
     let policy = Policy::new(config.dns_capture, config.allow_pod_bypass);
-    let mut pods = PodsFile::open(config.pods.clone(), policy.clone())?;
+    let mut pods = Sources::open(&config.pods, &config.node, &policy).await?;
     let mut registry = Registry::default();
     policy.register(&mut registry);
     let readiness = Readiness::default();

@@ -9,7 +9,10 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use culvert_dns::Zone;
 
-use crate::config::{args::RunArgs, control::Control};
+use crate::config::{
+    args::{PodArgs, RunArgs},
+    control::Control,
+};
 pub use args::{CompliancePolicy, LogFormat, ProbeCgroup, Steering, WhenDown};
 
 /// The configuration of a node, checked.
@@ -17,8 +20,8 @@ pub use args::{CompliancePolicy, LogFormat, ProbeCgroup, Steering, WhenDown};
 pub struct Config {
     /// Tells this node's pins from those of other culverts on the kernel.
     pub node: String,
-    /// The pods file.
-    pub pods: PathBuf,
+    /// Where pods come from.
+    pub pods: PodSources,
     /// Where the mesh and the certificates come from.
     pub control: Control,
     /// The network this node is in; empty is the default network.
@@ -72,12 +75,51 @@ pub struct Config {
 /// Of a node whose cluster has no name.
 const CLUSTER: &str = "Kubernetes";
 
+/// Where pods come from: at least one of these, and all that are given.
+#[derive(Clone, Debug)]
+pub struct PodSources {
+    /// The pods file.
+    pub file: Option<PathBuf>,
+    /// The socket of a node agent.
+    pub zds: Option<PathBuf>,
+    /// The cluster.
+    pub kubernetes: bool,
+    /// Namespaces of the cluster that are left out.
+    pub excluded_namespaces: Vec<String>,
+    /// The node's `/proc`.
+    pub proc: PathBuf,
+}
+
+impl PodSources {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.file.is_none() && self.zds.is_none() && !self.kubernetes
+    }
+}
+
+impl From<PodArgs> for PodSources {
+    fn from(args: PodArgs) -> Self {
+        Self {
+            file: args.pods,
+            zds: None,
+            kubernetes: args.kubernetes,
+            excluded_namespaces: args.excluded_namespaces,
+            proc: args.proc,
+        }
+    }
+}
+
 /// Why arguments were refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Mesh or certificates come from nowhere, or from two places.
     #[error(transparent)]
     Control(#[from] control::ControlError),
+    /// Nothing tells which pods to enrol.
+    #[error(
+        "no source of pods; give --pods FILE or --kubernetes, or to a proxy --zds SOCKET of an agent"
+    )]
+    NoPods,
     /// The node's name becomes a folder's.
     #[error(
         "--node {node:?}: must be 1 to 63 letters, digits, '-', '_' or '.', and not start with '.'"
@@ -122,11 +164,15 @@ impl Config {
             return Err(ConfigError::Ttl { ttl: args.secret_ttl });
         }
         distinct_ports(&args)?;
+        let pods = PodSources { zds: args.zds, ..args.pods.into() };
+        if pods.is_empty() {
+            return Err(ConfigError::NoPods);
+        }
         let cluster_id = args.cluster_id.or(args.cluster).unwrap_or_else(|| CLUSTER.to_owned());
         let control = Control::new(args.control, &args.node, &cluster_id, std::env::vars_os())?;
         Ok(Self {
             node: args.node,
-            pods: args.pods,
+            pods,
             control,
             network: args.network,
             cluster_id,

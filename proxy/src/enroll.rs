@@ -95,14 +95,14 @@ impl Enrolment {
 
     /// Enrols what the source tells until it has told everything that there is.
     ///
-    /// The first failure ends it on a node that is new. On one that has pods held already, that would keep them all cut
+    /// The first failure ends it on a node that is new, where the pods are static. On one that has pods held already, that would keep them all cut
     /// off for the sake of one; what fails there is left for [`Self::follow`] to try again.
     pub(crate) async fn start(&mut self, source: &mut impl PodSource) -> Result<(), EnrollError> {
         loop {
             let batch = Batch::next(source).await;
             let synced = batch.synced;
-            for (spec, error) in self.apply(batch.wanted).await {
-                if self.node.is_new() {
+            for (spec, error) in self.apply_and_tell(batch.wanted, source).await {
+                if self.node.is_new() && source.is_static() {
                     return Err(error);
                 }
                 self.postpone(spec, &error);
@@ -151,11 +151,15 @@ impl Enrolment {
             };
             let Batch { wanted, synced } = batch.unwrap_or_else(|| self.again());
             if !leads {
+                // Who leads deals with them.
+                for uid in wanted.keys() {
+                    source.settled(uid, Ok(()));
+                }
                 self.note(wanted);
                 continue;
             }
             self.sweep_seats_again().await;
-            for (spec, error) in self.apply(wanted).await {
+            for (spec, error) in self.apply_and_tell(wanted, source).await {
                 self.postpone(spec, &error);
             }
             if synced || self.left == Left::Something {
@@ -200,6 +204,22 @@ impl Enrolment {
         self.failed.insert(Arc::clone(&spec.uid), spec);
     }
 
+    /// [`Self::apply`], of which the source is told.
+    async fn apply_and_tell(
+        &mut self,
+        wanted: BTreeMap<Arc<str>, Option<PodSpec>>,
+        source: &mut impl PodSource,
+    ) -> Vec<(PodSpec, EnrollError)> {
+        let uids: Vec<_> = wanted.keys().cloned().collect();
+        let failed = self.apply(wanted).await;
+        for uid in uids {
+            let error = failed.iter().find(|(spec, _)| spec.uid == uid);
+            let error = error.map(|(_, error)| chain(error));
+            source.settled(&uid, error.as_deref().map_or(Ok(()), Err));
+        }
+        failed
+    }
+
     /// Un-enrols and enrols pods; gives those that could not be enrolled.
     ///
     /// Who leaves goes first, so that an address can move from one pod to another. A pod whose namespace another one
@@ -219,7 +239,7 @@ impl Enrolment {
                 // A process before may have enrolled it.
                 self.left = Left::Something;
             }
-            let netns = spec.as_ref().map(|spec| Netns::open(&spec.netns));
+            let netns = spec.as_ref().map(|spec| spec.netns.open());
             let inode = netns.as_ref().and_then(|netns| netns.as_ref().ok()).map(Netns::inode);
             if let Some((spec, inode)) = spec.as_ref().zip(inode)
                 && self.carries(spec, inode)
@@ -293,7 +313,7 @@ impl Enrolment {
         let pod = pod.map_err(|source| self.refused(uid(), source))?;
         settings::tell_bypass(spec, &pod.settings());
         self.serve(spec, netns, pod);
-        tracing::info!(pod = %spec.uid, netns = %spec.netns.display(), "pod enrolled");
+        tracing::info!(pod = %spec.uid, netns = %spec.netns, "pod enrolled");
         Ok(())
     }
 
@@ -340,7 +360,7 @@ impl Enrolment {
             self.left = Left::Something;
             return;
         }
-        let failed = self.failed.values().filter_map(|spec| Netns::open(&spec.netns).ok());
+        let failed = self.failed.values().filter_map(|spec| spec.netns.open().ok());
         let keep: Vec<u32> = self
             .enrolled
             .keys()

@@ -36,6 +36,6 @@ pub mod tasks;
 
 pub use culvert_mesh::error;
 pub use handover::HandoverError;
-pub use pods::PodsFileError;
+pub use pods::{PodsFileError, SourceError};
 pub use revocations::RevocationFileError;
 pub use state::MeshFileError;

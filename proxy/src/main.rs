@@ -21,6 +21,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => Config::new(*args).map_err(app::RunError::from).and_then(app::run),
+        Command::Agent(args) => app::agent(args),
         Command::Cleanup(args) => app::cleanup(&args),
         Command::Controlplane(args) => controlplane::run(*args),
         Command::RotateRoot(args) => controlplane::rotate_root(&args),

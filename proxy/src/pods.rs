@@ -1,16 +1,22 @@
 //! Which pods to enrol. Sources yield events; what enrolment does with them is [`crate::enroll`]'s.
 
 mod file;
+mod governed;
 mod policy;
+mod sources;
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
+use culvert_agent::pods::Place;
 use culvert_capture::Settings;
 use culvert_mesh::PodRef;
 
-pub(crate) use file::PodsFile;
+use file::PodsFile;
 pub use file::PodsFileError;
+use governed::Governed;
 pub(crate) use policy::Policy;
+pub use sources::SourceError;
+pub(crate) use sources::Sources;
 
 /// A pod that a source wants enrolled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +26,7 @@ pub(crate) struct PodSpec {
     /// Whose identity its connections carry.
     pub(crate) pod: PodRef,
     /// Its network namespace.
-    pub(crate) netns: PathBuf,
+    pub(crate) netns: Place,
     /// How it is captured, as far as the node lets it choose.
     pub(crate) settings: Settings,
 }
@@ -41,4 +47,11 @@ pub(crate) enum PodEvent {
 pub(crate) trait PodSource: Send {
     /// The next event; never ends while the node runs. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = PodEvent> + Send;
+
+    /// Whether the operator has written down what it tells: a pod that cannot be enrolled at the first start is a mistake
+    /// then.
+    fn is_static(&self) -> bool;
+
+    /// What came of the last event about this pod: it was done, or why not.
+    fn settled(&mut self, uid: &str, outcome: Result<(), &str>);
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod agents;
 mod bad_input;
 mod bench;
 mod bulk;

@@ -9,7 +9,7 @@ use culvert_tls::AuthorityError;
 use tokio::task::JoinError;
 
 use crate::{
-    HandoverError, MeshFileError, PodsFileError, RevocationFileError, admin::BindError,
+    HandoverError, MeshFileError, RevocationFileError, SourceError, admin::BindError,
     config::ConfigError, enroll::EnrollError, logging::FilterError,
 };
 
@@ -22,9 +22,15 @@ pub enum RunError {
     /// The log filter cannot be read.
     #[error(transparent)]
     Filter(#[from] FilterError),
-    /// The pods file is at fault.
+    /// It cannot be told which pods to enrol.
     #[error(transparent)]
-    Pods(#[from] PodsFileError),
+    Pods(#[from] SourceError),
+    /// Proxies cannot be served.
+    #[error(transparent)]
+    Agent(#[from] culvert_agent::zds::BindError),
+    /// There is no place for the agent's socket.
+    #[error("create the folder of the agent's socket")]
+    Folder(#[source] io::Error),
     /// The mesh file is at fault.
     #[error(transparent)]
     Mesh(#[from] MeshFileError),
@@ -76,6 +82,8 @@ impl RunError {
             Self::Config(_)
             | Self::Filter(_)
             | Self::Pods(_)
+            | Self::Agent(_)
+            | Self::Folder(_)
             | Self::Mesh(_)
             | Self::Authority(_)
             | Self::Revocations(_)

@@ -27,6 +27,8 @@ pub struct Args {
 pub enum Command {
     /// Run the node: enrol pods, attach the BPF programs and carry their traffic
     Run(Box<RunArgs>),
+    /// Hand this node's pods to proxies that are processes of their own: `culvert run --zds`, or ztunnel
+    Agent(AgentArgs),
     /// Remove every trace of a node that is not running: programs, maps, rules, routes and changed settings
     Cleanup(CleanupArgs),
     /// Tell nodes what the mesh consists of and sign their certificates, from a directory of YAML
@@ -37,15 +39,67 @@ pub enum Command {
     RotateRoot(RotateRootArgs),
 }
 
+/// Where pods come from: any of these, together.
+#[derive(ClapArgs, Clone, Debug)]
+pub struct PodArgs {
+    /// Pods to enrol: YAML `pods: [{name, namespace, serviceAccount, netns, annotations}]`, read again when it changes
+    #[arg(long, env = "CULVERT_PODS", value_name = "FILE")]
+    pub pods: Option<PathBuf>,
+    /// Enrol this node's pods that their labels, or their namespaces', put into the mesh; the API is found as kubectl and
+    /// programs in pods find it
+    #[arg(long, env = "CULVERT_KUBERNETES")]
+    pub kubernetes: bool,
+    /// Namespaces whose pods are never enrolled
+    #[arg(
+        long,
+        env = "EXCLUDED_NAMESPACES",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "kube-system"
+    )]
+    pub excluded_namespaces: Vec<String>,
+    /// The node's /proc, where the networks of its pods are found
+    #[arg(long, env = "CULVERT_PROC", value_name = "DIR", default_value = "/proc")]
+    pub proc: PathBuf,
+}
+
+/// Arguments of `culvert agent`.
+#[derive(ClapArgs, Clone, Debug)]
+pub struct AgentArgs {
+    /// Name of this node, as the cluster calls it
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node: String,
+    /// Where pods come from
+    #[command(flatten)]
+    pub sources: PodArgs,
+    /// Where proxies connect; the folder is made if need be
+    #[arg(
+        long,
+        env = "CULVERT_AGENT_LISTEN",
+        value_name = "SOCKET",
+        default_value = "/var/run/ztunnel/ztunnel.sock"
+    )]
+    pub listen: PathBuf,
+    /// Form of the log
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Plain)]
+    pub log_format: LogFormat,
+    /// Which log lines are written
+    #[arg(long, env = "RUST_LOG", value_name = "FILTER", default_value = "info")]
+    pub log_filter: String,
+}
+
 /// Arguments of `culvert run`.
 #[derive(ClapArgs, Debug)]
 pub struct RunArgs {
     /// Name of this node; nodes of different names can share a kernel
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node: String,
-    /// Pods to enrol: YAML `pods: [{name, namespace, serviceAccount, netns, annotations}]`, read again when it changes
-    #[arg(long, env = "CULVERT_PODS", value_name = "FILE")]
-    pub pods: PathBuf,
+    /// Where pods come from
+    #[command(flatten)]
+    pub pods: PodArgs,
+    /// Enrol what the node agent at this socket hands over, as istio-cni does
+    #[arg(long, env = "INPOD_UDS", value_name = "SOCKET")]
+    pub zds: Option<PathBuf>,
     /// Where the mesh and the certificates come from
     #[command(flatten)]
     pub control: ControlArgs,

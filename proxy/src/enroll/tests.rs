@@ -1,5 +1,6 @@
 use std::{collections::VecDeque, path::Path, process::Command};
 
+use culvert_agent::pods::Place;
 use culvert_capture::{BpfLog, GuardHost, NodeOptions, ProbeCgroup, Settings, WhenDown};
 use culvert_carry::Timeouts;
 use culvert_dns::Zone;
@@ -53,6 +54,12 @@ impl PodSource for Script {
             None => std::future::pending().await,
         }
     }
+
+    fn is_static(&self) -> bool {
+        true
+    }
+
+    fn settled(&mut self, _uid: &str, _outcome: Result<(), &str>) {}
 }
 
 fn added(name: &str, service_account: &str, netns: &str) -> PodEvent {
@@ -64,7 +71,7 @@ fn added(name: &str, service_account: &str, netns: &str) -> PodEvent {
     PodEvent::Added(PodSpec {
         uid: name.into(),
         pod,
-        netns: netns.into(),
+        netns: Place::Path(netns.into()),
         settings: Settings::default(),
     })
 }

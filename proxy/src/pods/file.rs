@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use culvert_agent::pods::Place;
 use culvert_mesh::PodRef;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -117,7 +118,7 @@ impl PodsFile {
         let former = self.known.get(&uid).map(|spec| &spec.settings);
         let whose = format!("{}:{line}: pod {uid}", self.file.path().display());
         let settings = self.policy.settings(&annotations, former, whose);
-        PodSpec { uid, pod, netns, settings }
+        PodSpec { uid, pod, netns: Place::Path(netns), settings }
     }
 }
 
@@ -144,6 +145,13 @@ impl PodSource for PodsFile {
             }
         }
     }
+
+    fn is_static(&self) -> bool {
+        true
+    }
+
+    /// A file has nowhere to note it.
+    fn settled(&mut self, _uid: &str, _outcome: Result<(), &str>) {}
 }
 
 fn parse(path: &Path, text: &str) -> Result<BTreeMap<Arc<str>, Listed>, PodsFileError> {

@@ -9,6 +9,8 @@ pub mod cgroup;
 pub mod chain;
 pub mod datagram;
 pub mod handoff;
+pub mod interfaces;
 pub mod limits;
 pub mod netns;
+pub mod seqpacket;
 pub mod socket;

@@ -57,10 +57,15 @@ impl Netns {
     /// Opens the namespace at `path`; a path that is something else is an error.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
         let open = |source| NetnsError::Open { path: path.to_owned(), source };
-        let file = File::open(path).map_err(open)?;
+        Self::of(File::open(path).map_err(open)?, path)
+    }
+
+    /// Takes over an open file, whose errors call it `path`; one that is something else is an error.
+    pub fn of(file: File, path: &Path) -> Result<Self, NetnsError> {
         if ns_type(file.as_fd()) != Some(libc::CLONE_NEWNET) {
             return Err(NetnsError::NotNetns { path: path.to_owned() });
         }
+        let open = |source| NetnsError::Open { path: path.to_owned(), source };
         let meta = file.metadata().map_err(open)?;
         let (inode, device) = (meta.ino(), meta.dev());
         Ok(Self { inner: Arc::new(Inner { file, inode, device }) })

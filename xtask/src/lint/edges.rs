@@ -5,12 +5,13 @@ use serde_json::Value;
 use crate::workspace::{items, text};
 
 /// Who may depend on each crate. Arrows point to vocabulary (`abi`, `sys`, `mesh`), never along a connection's way.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: &[(&str, &[&str])] = &[
     ("culvert-abi", &["culvert-ebpf", "culvert-capture", "culvert-observe", "culvert"]),
-    ("culvert-sys", &["culvert-capture", "culvert-carry", "culvert"]),
+    ("culvert-sys", &["culvert-agent", "culvert-capture", "culvert-carry", "culvert"]),
     (
         "culvert-mesh",
         &[
+            "culvert-agent",
             "culvert-tls",
             "culvert-carry",
             "culvert-observe",
@@ -21,7 +22,8 @@ const ALLOWED: [(&str, &[&str]); 11] = [
         ],
     ),
     ("culvert-tls", &["culvert-carry", "culvert-control", "culvert-controlplane", "culvert"]),
-    ("culvert-proto", &["culvert-control", "culvert-controlplane"]),
+    ("culvert-proto", &["culvert-agent", "culvert-control", "culvert-controlplane"]),
+    ("culvert-agent", &["culvert"]),
     ("culvert-control", &["culvert"]),
     ("culvert-controlplane", &["culvert"]),
     ("culvert-capture", &["culvert"]),
