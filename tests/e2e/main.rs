@@ -29,6 +29,7 @@ mod network;
 mod networks;
 mod peers;
 mod plaintext;
+mod plane;
 mod policy;
 mod probes;
 mod restart;

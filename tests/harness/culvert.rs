@@ -19,6 +19,7 @@ use crate::{
     http,
     mesh_file::{MeshFile, replace},
     metrics::Metrics,
+    plane::Plane,
     poll,
     process::{Finished, Process, finish},
     topology::{Node, Pod, Topology},
@@ -85,8 +86,31 @@ impl<'t> Culvert<'t> {
         remains: Remains,
         more: &[&str],
     ) -> Result<Self> {
+        let arguments = arguments(node, &mesh_path(topology), ca.dir());
+        Self::start_by(node, pods, arguments, remains, more)
+    }
+
+    /// Like [`Culvert::start_with`], with mesh and certificates from a control plane.
+    pub fn start_on(
+        plane: &Plane<'t>,
+        node: &'t Node,
+        pods: &[&Pod],
+        remains: Remains,
+        more: &[&str],
+    ) -> Result<Self> {
+        let mut arguments = base_arguments(node);
+        arguments.extend(plane.arguments(node));
+        Self::start_by(node, pods, arguments, remains, more)
+    }
+
+    fn start_by(
+        node: &'t Node,
+        pods: &[&Pod],
+        mut arguments: Vec<String>,
+        remains: Remains,
+        more: &[&str],
+    ) -> Result<Self> {
         write_pods(node, pods)?;
-        let mut arguments = arguments(node, &mesh_path(topology), ca.dir());
         if let Some(replaced) = arguments
             .iter()
             .position(|argument| argument.starts_with("--") && more.contains(&argument.as_str()))
@@ -284,22 +308,17 @@ pub const ENVIRONMENT: [(&str, &str); 2] = [("LOG_FORMAT", "json"), ("RUST_LOG",
 
 /// The arguments of `culvert run` for a node whose pods file is in its folder.
 pub fn arguments(node: &Node, mesh: &Path, ca: &Path) -> Vec<String> {
+    let files = [("--mesh", mesh), ("--ca-dir", ca)];
+    let files = files.map(|(flag, path)| [flag.to_owned(), path.to_string_lossy().into_owned()]);
+    base_arguments(node).into_iter().chain(files.into_iter().flatten()).collect()
+}
+
+/// Those that do not say where mesh and certificates come from.
+fn base_arguments(node: &Node) -> Vec<String> {
     let pods = pods_path(node);
-    [
-        "run",
-        "--node",
-        &node.name,
-        "--pods",
-        &pods.to_string_lossy(),
-        "--mesh",
-        &mesh.to_string_lossy(),
-        "--ca-dir",
-        &ca.to_string_lossy(),
-        "--drain",
-        "1s",
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    ["run", "--node", &node.name, "--pods", &pods.to_string_lossy(), "--drain", "1s"]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// Runs `culvert cleanup` for a node whose proxy has ended.
@@ -309,9 +328,9 @@ pub fn cleanup(node: &Node) -> Result<Finished> {
     finish(&node.netns, &mut command, Duration::from_secs(20))
 }
 
-/// Where both nodes read the mesh file.
+/// The mesh file, which both nodes or their control plane read.
 pub fn mesh_path(topology: &Topology) -> PathBuf {
-    topology.dir().join("mesh.yaml")
+    topology.dir().join("mesh/mesh.yaml")
 }
 
 /// Where the node reads its pods.
@@ -354,6 +373,8 @@ pub struct Mesh<'t> {
     pub b: Culvert<'t>,
     /// The authority both use.
     pub ca: Ca,
+    /// Who tells both of the mesh; `None` if files do.
+    pub plane: Option<Plane<'t>>,
     topology: &'t Topology,
 }
 
@@ -377,6 +398,26 @@ impl<'t> Mesh<'t> {
             a: Culvert::start_with(topology, &topology.a, &on_a, &ca, remains, more)?,
             b: Culvert::start_with(topology, &topology.b, &[&topology.b1], &ca, remains, more)?,
             ca,
+            plane: None,
+            topology,
+        })
+    }
+
+    /// Like [`Mesh::start`], but a control plane tells both nodes of the mesh file and signs for them.
+    pub fn start_on_plane(
+        topology: &'t Topology,
+        file: &MeshFile,
+        remains: Remains,
+    ) -> Result<Self> {
+        file.write(&mesh_path(topology))?;
+        let ca = Ca::create(&topology.dir().join("ca"))?;
+        let plane = Plane::start(topology, &ca)?;
+        let on_a = [&topology.a1, &topology.a2];
+        Ok(Self {
+            a: Culvert::start_on(&plane, &topology.a, &on_a, remains, &[])?,
+            b: Culvert::start_on(&plane, &topology.b, &[&topology.b1], remains, &[])?,
+            ca,
+            plane: Some(plane),
             topology,
         })
     }

@@ -33,6 +33,7 @@ pub mod mesh_file;
 pub mod metrics;
 pub mod netns;
 pub mod payload;
+pub mod plane;
 pub mod poll;
 pub mod process;
 pub mod require;

@@ -136,6 +136,7 @@ impl Topology {
             .prefix(&format!("{id}-"))
             .tempdir()
             .context("make a folder for the topology's files")?;
+        fs::create_dir(dir.path().join("mesh")).context("make a folder for the mesh file")?;
         let netns = |role: &str| -> Result<Netns> {
             let name = format!("{id}-{role}");
             ip_batch(None, &format!("netns add {name}\n"))?;
