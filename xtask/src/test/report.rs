@@ -8,6 +8,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 
+use super::promises;
 use crate::tally::{Cost, Outcome, Stage};
 use crate::{command, workspace};
 
@@ -29,7 +30,7 @@ pub(super) fn own_kernel() -> String {
 /// Writes the report about `stages`, with `(passed, failed)` over all of them.
 pub(super) fn write(stages: &[Stage], totals: (usize, usize)) -> Result<()> {
     let file = workspace::root().join("docs/TESTED.md");
-    let text = text(&setting()?, stages, totals);
+    let text = text(&setting()?, &promises::document()?, stages, totals);
     fs::write(&file, text).with_context(|| format!("write {}", file.display()))
 }
 
@@ -52,7 +53,12 @@ fn setting() -> Result<Setting> {
     })
 }
 
-fn text(setting: &Setting, stages: &[Stage], (passed, failed): (usize, usize)) -> String {
+fn text(
+    setting: &Setting,
+    steering: &str,
+    stages: &[Stage],
+    (passed, failed): (usize, usize),
+) -> String {
     let mut kernels: Vec<&str> = Vec::new();
     for kernel in stages.iter().filter_map(|stage| stage.kernel.as_deref()) {
         if !kernels.contains(&kernel) {
@@ -69,6 +75,10 @@ fn text(setting: &Setting, stages: &[Stage], (passed, failed): (usize, usize)) -
         setting.commit, setting.date, setting.cpu, setting.cores, setting.kernel
     );
     text += "Kernels other than the machine's own are Debian's, under QEMU without KVM.\n\n";
+    text += "## What steering promises\n\n\
+        The rows are those of [STEERING.md](STEERING.md). A promise is kept on a kernel if every test that it names held there.\n\n";
+    text += &promises::tables(steering, &kernels, stages);
+    text += "\n";
     for (name, outcomes) in by_program(stages) {
         text += &outcome_table(&name, &kernels, &outcomes);
     }
@@ -168,12 +178,12 @@ fn cost_table(kernels: &[&str], stages: &[Stage]) -> String {
     table + "\n"
 }
 
-fn head(first: &str, columns: &[&str]) -> String {
+pub(super) fn head(first: &str, columns: &[&str]) -> String {
     row(first, columns.iter().map(|&column| column.to_owned()))
         + &row("---", columns.iter().map(|_| "---".to_owned()))
 }
 
-fn row(first: &str, cells: impl Iterator<Item = String>) -> String {
+pub(super) fn row(first: &str, cells: impl Iterator<Item = String>) -> String {
     let cells: Vec<_> = iter::once(first.to_owned()).chain(cells).collect();
     format!("| {} |\n", cells.join(" | "))
 }
@@ -217,7 +227,7 @@ mod tests {
             cores: 2,
             kernel: "6.18.0".into(),
         };
-        let text = text(&setting, &stages, (2, 1));
+        let text = text(&setting, "", &stages, (2, 1));
         for part in [
             "| machine | some CPU, 2 cores |\n",
             "| tests | 2 passed, 1 failed |\n",
