@@ -102,7 +102,7 @@ impl From<PodArgs> for PodSources {
         Self {
             file: args.pods,
             zds: None,
-            kubernetes: args.kubernetes,
+            kubernetes: args.kubernetes_pods,
             excluded_namespaces: args.excluded_namespaces,
             proc: args.proc,
         }
@@ -117,7 +117,7 @@ pub enum ConfigError {
     Control(#[from] control::ControlError),
     /// Nothing tells which pods to enrol.
     #[error(
-        "no source of pods; give --pods FILE or --kubernetes, or to a proxy --zds SOCKET of an agent"
+        "no source of pods; give --pods FILE or --kubernetes-pods, or to a proxy --zds SOCKET of an agent"
     )]
     NoPods,
     /// The node's name becomes a folder's.

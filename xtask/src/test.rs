@@ -74,7 +74,7 @@ const REQUIRED: &str = "bpf,netns,tools";
 const UNIT_LIMIT: Duration = Duration::from_mins(5);
 const SCENARIOS_LIMIT: Duration = Duration::from_mins(12);
 const FULL_LIMIT: Duration = Duration::from_hours(1);
-const GUEST_LIMIT: Duration = Duration::from_mins(12);
+const GUEST_LIMIT: Duration = Duration::from_mins(20);
 /// All that steering promises: each scenario takes about ten times as long as on a machine.
 const FULL_GUEST_LIMIT: Duration = Duration::from_hours(2);
 

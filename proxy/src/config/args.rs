@@ -47,8 +47,8 @@ pub struct PodArgs {
     pub pods: Option<PathBuf>,
     /// Enrol this node's pods that their labels, or their namespaces', put into the mesh; the API is found as kubectl and
     /// programs in pods find it
-    #[arg(long, env = "CULVERT_KUBERNETES")]
-    pub kubernetes: bool,
+    #[arg(long, env = "CULVERT_KUBERNETES_PODS")]
+    pub kubernetes_pods: bool,
     /// Namespaces whose pods are never enrolled
     #[arg(
         long,
