@@ -182,12 +182,12 @@ impl Lines {
             }
             let mut buffer = [0; LONGEST];
             let receive = || handoff::receive(self.stream.as_fd(), &mut buffer);
-            let (length, descriptors) = self.stream.async_io(Interest::READABLE, receive).await?;
-            if length == 0 {
+            let received = self.stream.async_io(Interest::READABLE, receive).await?;
+            if received.length == 0 {
                 return Ok(None);
             }
-            self.descriptors.extend(descriptors);
-            self.unread.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            self.descriptors.extend(received.descriptors);
+            self.unread.extend_from_slice(buffer.get(..received.length).unwrap_or_default());
         }
     }
 }

@@ -29,8 +29,19 @@ pub fn send(
     Ok(sent)
 }
 
-/// Receives bytes, and what descriptors came with them; gives how many bytes there were, 0 at the end.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+/// What was received at one go.
+#[derive(Debug)]
+pub struct Received {
+    /// How many bytes; 0 is the end of a connection, or looks like it.
+    pub length: usize,
+    /// What came with them, closed when this is dropped.
+    pub descriptors: Vec<OwnedFd>,
+    /// There was more than fits: bytes of a message that the socket keeps apart from others, or descriptors.
+    pub truncated: bool,
+}
+
+/// Receives bytes, and what descriptors came with them.
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = cmsg_space!([RawFd; MOST]);
     let mut slices = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
@@ -38,13 +49,14 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, 
     let mut descriptors = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = control {
-            descriptors.extend(raw.into_iter().map(received));
+            descriptors.extend(raw.into_iter().map(owned));
         }
     }
-    Ok((message.bytes, descriptors))
+    let truncated = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+    Ok(Received { length: message.bytes, descriptors, truncated })
 }
 
-fn received(raw: RawFd) -> OwnedFd {
+fn owned(raw: RawFd) -> OwnedFd {
     // SAFETY: the kernel has just given this descriptor to us alone.
     #[expect(unsafe_code, reason = "a raw descriptor has no other way to become an owned one")]
     unsafe {
@@ -75,21 +87,22 @@ mod tests {
         assert_eq!(send(ours.as_fd(), b"two", &[]).unwrap(), 3);
         drop((ours, file));
         let mut buffer = [0; 3];
-        let (length, mut descriptors) = receive(theirs.as_fd(), &mut buffer).unwrap();
+        let Received { length, mut descriptors, .. } =
+            receive(theirs.as_fd(), &mut buffer).unwrap();
         assert_eq!((length, &buffer), (3, b"one"));
         let mut text = String::new();
         File::from(descriptors.pop().unwrap()).read_to_string(&mut text).unwrap();
         assert!(!text.is_empty() && descriptors.is_empty());
-        let (length, descriptors) = receive(theirs.as_fd(), &mut buffer).unwrap();
+        let Received { length, descriptors, .. } = receive(theirs.as_fd(), &mut buffer).unwrap();
         assert_eq!((length, &buffer, descriptors.len()), (3, b"two", 0));
-        assert_eq!(receive(theirs.as_fd(), &mut buffer).unwrap().0, 0);
+        assert_eq!(receive(theirs.as_fd(), &mut buffer).unwrap().length, 0);
     }
 
     #[test]
     fn all_that_one_message_can_bring_arrives() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         send(ours.as_fd(), b"x", &vec![ours.as_fd(); MOST]).unwrap();
-        assert_eq!(receive(theirs.as_fd(), &mut [0]).unwrap().1.len(), MOST);
+        assert_eq!(receive(theirs.as_fd(), &mut [0]).unwrap().descriptors.len(), MOST);
         assert!(send(ours.as_fd(), b"x", &vec![ours.as_fd(); MOST + 1]).is_err());
     }
 

@@ -1,38 +1,22 @@
-//! Unix sockets that keep messages apart and carry descriptors (`SOCK_SEQPACKET` of `unix(7)`). What they say is the
-//! caller's business.
+//! Unix sockets that keep messages apart (`SOCK_SEQPACKET` of `unix(7)`). What goes over them is `handoff`'s.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io,
     os::{
-        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsRawFd as _, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
 };
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, bind, connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect as connect_to,
+    listen as listen_on, socket,
 };
 
 /// How many connections wait to be accepted; clients dial again.
 const BACKLOG: i32 = 16;
-/// Descriptors that a message may bring before the kernel cuts it. Every protocol here has at most one; a second must be
-/// seen to be refused.
-const DESCRIPTORS: usize = 4;
-
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
-
-/// One message that was received.
-#[derive(Debug)]
-pub struct Message {
-    /// Its length in bytes; 0 is also what the end of a connection looks like.
-    pub length: usize,
-    /// What it brought.
-    pub descriptors: Vec<OwnedFd>,
-    /// It was longer than the buffer, or brought more than it may.
-    pub truncated: bool,
-}
 
 /// Opens a non-blocking listener at `path`, which must not exist.
 ///
@@ -51,59 +35,6 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(connection.into())
 }
 
-/// Sends `bytes` as one message, with `descriptor` beside it.
-pub fn send(
-    connection: BorrowedFd<'_>,
-    bytes: &[u8],
-    descriptor: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let descriptors = descriptor.map(|descriptor| [descriptor.as_raw_fd()]);
-    let rights = descriptors.as_ref().map(|descriptors| ControlMessage::ScmRights(descriptors));
-    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_EOR;
-    let sent = sendmsg::<()>(
-        connection.as_raw_fd(),
-        &[IoSlice::new(bytes)],
-        rights.as_slice(),
-        flags,
-        None,
-    )?;
-    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
-}
-
-/// Receives the next message into `buffer`. Whatever descriptors it brings are closed with the returned value.
-pub fn receive(connection: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Message> {
-    let mut space = nix::cmsg_space!([libc::c_int; DESCRIPTORS]);
-    let mut buffers = [IoSliceMut::new(buffer)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let received = recvmsg::<()>(connection.as_raw_fd(), &mut buffers, Some(&mut space), flags)?;
-    let cut = MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC;
-    let mut truncated = received.flags.intersects(cut);
-    let mut descriptors = Vec::new();
-    match received.cmsgs() {
-        Ok(messages) => {
-            for message in messages {
-                let ControlMessageOwned::ScmRights(rights) = message else { continue };
-                descriptors.extend(rights.into_iter().map(owned));
-            }
-        }
-        Err(_more_than_fits) => truncated = true,
-    }
-    Ok(Message { length: received.bytes, descriptors, truncated })
-}
-
-/// This process's effective user.
-pub fn own_user() -> u32 {
-    nix::unistd::geteuid().as_raw()
-}
-
-/// A descriptor that the kernel has just made for this process, and that nobody else was told of.
-fn owned(descriptor: RawFd) -> OwnedFd {
-    // SAFETY: the caller got it from the kernel in the line before, and keeps no copy.
-    #[expect(unsafe_code, reason = "nix gives the number alone")]
-    let owned = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    owned
-}
-
 fn seqpacket() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None)?)
 }
@@ -117,6 +48,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::handoff::{receive, send};
 
     fn connected() -> (UnixStream, UnixStream) {
         let folder = tempfile::tempdir().unwrap();
@@ -132,8 +64,8 @@ mod tests {
     fn messages_are_kept_apart_and_bring_their_descriptor() {
         let (client, server) = connected();
         let file = File::open("/proc/self/status").unwrap();
-        send(client.as_fd(), b"one", Some(file.as_fd())).unwrap();
-        send(client.as_fd(), b"two", None).unwrap();
+        send(client.as_fd(), b"one", &[file.as_fd()]).unwrap();
+        send(client.as_fd(), b"two", &[]).unwrap();
         let mut buffer = [0; 16];
         let one = receive(server.as_fd(), &mut buffer).unwrap();
         assert_eq!((&buffer[..one.length], one.truncated), (&b"one"[..], false));
@@ -148,7 +80,7 @@ mod tests {
     #[test]
     fn a_message_that_does_not_fit_is_told_from_one_that_does() {
         let (client, server) = connected();
-        send(client.as_fd(), &[0; 17], None).unwrap();
+        send(client.as_fd(), &[0; 17], &[]).unwrap();
         assert!(receive(server.as_fd(), &mut [0; 16]).unwrap().truncated);
     }
 

@@ -14,12 +14,8 @@ use std::{
     time::Duration,
 };
 
-use culvert_sys::seqpacket;
-use tokio::{
-    net::{UnixListener, unix::UCred},
-    task::JoinSet,
-    time::sleep,
-};
+use culvert_sys::{handoff, seqpacket};
+use tokio::{net::UnixListener, task::JoinSet, time::sleep};
 
 use self::registry::Registry;
 pub use self::registry::{AddError, Pods};
@@ -88,7 +84,7 @@ impl Server {
             let accepted = self.listener.accept().await;
             while sessions.try_join_next().is_some() {}
             match accepted.and_then(|(socket, _)| Ok((socket.peer_cred()?, socket))) {
-                Ok((peer, _)) if !may_connect(&peer) => {
+                Ok((peer, _)) if !handoff::is_trusted(peer.uid()) => {
                     tracing::warn!(?peer, "a process of another user asked for pods; refused");
                 }
                 Ok((peer, _)) if sessions.len() >= CONNECTIONS => {
@@ -116,9 +112,4 @@ impl Drop for Server {
 /// Whether nobody serves the socket at `path` any longer.
 fn is_dead(path: &Path) -> bool {
     seqpacket::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-}
-
-/// Root and this process's own user may: whoever is told of a pod gets its network namespace.
-fn may_connect(peer: &UCred) -> bool {
-    peer.uid() == 0 || peer.uid() == seqpacket::own_user()
 }

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use culvert_sys::seqpacket;
+use culvert_sys::handoff;
 use prost::Message;
 use tokio::{io::Interest, net::UnixStream};
 
@@ -63,13 +63,17 @@ impl Connection {
         let sent = self
             .socket
             .async_io(Interest::WRITABLE, || {
-                seqpacket::send(self.socket.as_fd(), &bytes, descriptor)
+                handoff::send(self.socket.as_fd(), &bytes, descriptor.as_slice())
             })
             .await;
-        sent.map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => WireError::Closed,
-            _ => WireError::Socket(error),
-        })
+        match sent {
+            Ok(sent) if sent == bytes.len() => Ok(()),
+            Ok(_) => Err(WireError::Socket(io::ErrorKind::WriteZero.into())),
+            Err(error) => Err(match error.kind() {
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => WireError::Closed,
+                _ => WireError::Socket(error),
+            }),
+        }
     }
 
     /// Receives the next message with the descriptor that it brings. Cancel-safe.
@@ -79,7 +83,7 @@ impl Connection {
         let mut buffer = [0; MESSAGE];
         let received = self
             .socket
-            .async_io(Interest::READABLE, || seqpacket::receive(self.socket.as_fd(), &mut buffer))
+            .async_io(Interest::READABLE, || handoff::receive(self.socket.as_fd(), &mut buffer))
             .await;
         let received = received.map_err(|error| match error.kind() {
             io::ErrorKind::ConnectionReset => WireError::Closed,
