@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use culvert_mesh::error::chain;
 use culvert_sys::netns::Netns;
 use futures::{
     StreamExt as _,
@@ -39,7 +40,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::cache::Cache;
+use self::cache::{Cache, Wanted};
 pub use self::eligible::Enrolment;
 use crate::{
     discovery::{self, DiscoveryError},
@@ -135,15 +136,14 @@ impl Kubernetes {
         if wanted.keys().any(|uid| !self.told.contains_key(uid)) {
             self.next_search = self.next_search.min(Instant::now());
         }
-        self.finish_sync();
+        self.finish_sync(&wanted);
     }
 
     /// Tells that all is told, once nothing is missing.
-    fn finish_sync(&mut self) {
+    fn finish_sync(&mut self, wanted: &BTreeMap<Arc<str>, Wanted>) {
         if self.synced || !self.cache.is_complete() {
             return;
         }
-        let wanted = self.cache.wanted();
         let missing: Vec<_> = wanted
             .iter()
             .filter(|(uid, pod)| pod.must_be_found && !self.told.contains_key(*uid))
@@ -158,20 +158,20 @@ impl Kubernetes {
     }
 
     fn search(&mut self) {
-        let wanted: BTreeMap<Arc<str>, Vec<IpAddr>> =
-            self.cache.wanted().into_iter().map(|(uid, pod)| (uid, pod.addresses)).collect();
+        let wanted = self.cache.wanted();
         if wanted.is_empty() {
             self.next_search = Instant::now() + VERIFY;
-            return self.finish_sync();
+            return self.finish_sync(&wanted);
         }
+        let wanted: BTreeMap<Arc<str>, Vec<IpAddr>> =
+            wanted.into_iter().map(|(uid, pod)| (uid, pod.addresses)).collect();
         let proc = self.options.proc.clone();
         self.search = Some(tokio::task::spawn_blocking(move || discovery::find(&proc, &wanted)));
     }
 
     fn found(&mut self, found: Result<Found, DiscoveryError>) {
         let found = found.unwrap_or_else(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::error!(%error, cause, "networks of pods not found");
+            tracing::error!(error = chain(&error), "networks of pods not found");
             BTreeMap::new()
         });
         let wanted = self.cache.wanted();
@@ -190,7 +190,7 @@ impl Kubernetes {
         }
         let all = wanted.keys().all(|uid| self.told.contains_key(uid));
         self.next_search = Instant::now() + if all { VERIFY } else { AGAIN };
-        self.finish_sync();
+        self.finish_sync(&wanted);
     }
 
     /// Writes on the pod whether it is captured; `None` removes the note. That it cannot be written harms nobody.

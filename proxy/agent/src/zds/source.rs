@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use culvert_mesh::error::chain;
 use culvert_sys::netns::Netns;
 use tokio::time::{Instant, sleep_until};
 
@@ -139,8 +140,8 @@ impl PodSource for Agent {
                 return event;
             }
             if let Err(error) = self.step().await {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(%error, cause, retry = ?self.backoff, "no agent; the pods stay as they are");
+                let error = chain(&error);
+                tracing::warn!(error, retry = ?self.backoff, "no agent; the pods stay as they are");
                 (self.client, self.answer, self.awaiting) = (None, None, None);
                 self.next_try = Instant::now() + self.backoff;
                 self.backoff = (self.backoff * 2).min(BACKOFF_MAX);

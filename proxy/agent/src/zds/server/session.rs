@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use culvert_mesh::error::chain;
 use culvert_proto::istio::workload::zds::{
     AddWorkload, DelWorkload, KeepWorkload, SnapshotSent, Version, WorkloadInfo, WorkloadRequest,
     WorkloadResponse, ZdsHello, workload_request::Payload, workload_response,
@@ -46,8 +47,7 @@ pub(super) async fn run(registry: Arc<Registry>, socket: UnixStream) {
     match ended.await {
         Err(SessionError::Wire(WireError::Closed)) | Ok(()) => tracing::info!("a proxy is gone"),
         Err(error) => {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::warn!(%error, cause, "a proxy was disconnected");
+            tracing::warn!(error = chain(&error), "a proxy was disconnected");
         }
     }
 }
