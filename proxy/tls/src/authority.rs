@@ -15,11 +15,11 @@ use std::time::{Duration, SystemTime};
 
 use culvert_mesh::Identity;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    PublicKeyData as _, SanType,
 };
 use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::error::X509Error;
 
 use crate::issuer::{Issued, Issuer, IssuerError, Issuing};
@@ -227,13 +227,8 @@ impl Authority {
     /// Its subject is empty and its SPIFFE URI the one, critical, alternative name (X.509-SVID §4.1). It is backdated by
     /// a minute, for peers whose clock is behind, and never outlives the root.
     pub fn issue(&self, identity: &Identity) -> Result<Issued, AuthorityError> {
-        let now = SystemTime::now();
-        if now >= self.not_after {
-            return Err(AuthorityError::NotValid(self.root_path.clone()));
-        }
-        let not_after =
-            now.checked_add(self.ttl).map_or(self.not_after, |end| end.min(self.not_after));
-        self.issue_for(identity, now - BACKDATE, not_after)
+        let (not_before, not_after) = self.life(self.ttl)?;
+        self.issue_for(identity, not_before, not_after)
     }
 
     pub(crate) fn issue_for(
@@ -244,24 +239,8 @@ impl Authority {
     ) -> Result<Issued, AuthorityError> {
         let sign = |source| AuthorityError::Sign { subject: identity.to_string(), source };
         let uri = identity.to_string().try_into().map_err(sign)?;
-        let mut params = CertificateParams::default();
-        params.not_before = not_before.into();
-        params.not_after = not_after.into();
-        params.distinguished_name = DistinguishedName::new();
-        params.subject_alt_names = vec![SanType::URI(uri)];
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-
-        let key = KeyPair::generate().map_err(sign)?;
-        let leaf = params.signed_by(&key, &self.issuer).map_err(sign)?;
-        Ok(Issued {
-            chain: vec![leaf.into()],
-            key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
-            roots: self.roots.clone(),
-        })
+        let params = signing::leaf(vec![SanType::URI(uri)], not_before, not_after);
+        self.over_fresh_key(params).map_err(sign)
     }
 }
 

@@ -43,8 +43,8 @@ impl Authority {
             CertificateSigningRequestParams::from_pem(request).map_err(AuthorityError::Request)?;
         let sign = |source| AuthorityError::Sign { subject: identity.to_string(), source };
         let uri = identity.to_string().try_into().map_err(sign)?;
-        let (mut params, not_after) = self.leaf(ttl)?;
-        params.subject_alt_names = vec![SanType::URI(uri)];
+        let (not_before, not_after) = self.life(ttl)?;
+        let mut params = leaf(vec![SanType::URI(uri)], not_before, not_after);
         let serial: [u8; 16] = serial();
         params.serial_number = Some(SerialNumber::from_slice(&serial));
         let leaf = params.signed_by(&request.public_key, &self.issuer).map_err(sign)?;
@@ -61,8 +61,8 @@ impl Authority {
     pub fn issue_server(&self, names: &[String]) -> Result<Issued, AuthorityError> {
         let subject = || names.first().cloned().unwrap_or_default();
         let sign = |source| AuthorityError::Sign { subject: subject(), source };
-        let (mut params, _) = self.leaf(self.ttl)?;
-        params.subject_alt_names = names
+        let (not_before, not_after) = self.life(self.ttl)?;
+        let names = names
             .iter()
             .map(|name| match name.parse::<IpAddr>() {
                 Ok(ip) => Ok(SanType::IpAddress(ip)),
@@ -70,32 +70,48 @@ impl Authority {
             })
             .collect::<Result<_, _>>()
             .map_err(sign)?;
-        let key = KeyPair::generate().map_err(sign)?;
-        let leaf = params.signed_by(&key, &self.issuer).map_err(sign)?;
+        self.over_fresh_key(leaf(names, not_before, not_after)).map_err(sign)
+    }
+
+    /// From when to when a certificate is valid that is asked for `ttl`, as of now.
+    pub(super) fn life(&self, ttl: Duration) -> Result<(SystemTime, SystemTime), AuthorityError> {
+        let now = SystemTime::now();
+        if now >= self.not_after {
+            return Err(AuthorityError::NotValid(self.root_path.clone()));
+        }
+        let not_after = now.checked_add(ttl).map_or(self.not_after, |end| end.min(self.not_after));
+        Ok((now - BACKDATE, not_after))
+    }
+
+    /// Signs what `params` say over a key that was never used before.
+    pub(super) fn over_fresh_key(&self, params: CertificateParams) -> Result<Issued, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let leaf = params.signed_by(&key, &self.issuer)?;
         Ok(Issued {
             chain: vec![leaf.into()],
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             roots: self.roots.clone(),
         })
     }
+}
 
-    fn leaf(&self, ttl: Duration) -> Result<(CertificateParams, SystemTime), AuthorityError> {
-        let now = SystemTime::now();
-        if now >= self.not_after {
-            return Err(AuthorityError::NotValid(self.root_path.clone()));
-        }
-        let not_after = now.checked_add(ttl).map_or(self.not_after, |end| end.min(self.not_after));
-        let mut params = CertificateParams::default();
-        params.not_before = (now - BACKDATE).into();
-        params.not_after = not_after.into();
-        params.distinguished_name = DistinguishedName::new();
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-        Ok((params, not_after))
-    }
+/// A certificate that signs no others, for TLS in either role.
+pub(super) fn leaf(
+    names: Vec<SanType>,
+    not_before: SystemTime,
+    not_after: SystemTime,
+) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.not_before = not_before.into();
+    params.not_after = not_after.into();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = names;
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    params
 }
 
 /// Positive and never the same again (RFC 5280 §4.1.2.2).
