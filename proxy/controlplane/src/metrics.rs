@@ -52,7 +52,6 @@ pub(crate) enum Event {
 impl Metrics {
     /// Registers all families.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let seconds = || Histogram::new([0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0]);
         let sizes: fn() -> Histogram = || Histogram::new([1.0, 1e4, 1e6, 4e6, 1e7, 4e7, 1e8]);
         let times: fn() -> Histogram =
             || Histogram::new([0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0]);
@@ -60,7 +59,7 @@ impl Metrics {
             connections: Gauge::default(),
             pushes: Family::default(),
             push_time: Family::new_with_constructor(times),
-            send_time: seconds(),
+            send_time: times(),
             config_size: Family::new_with_constructor(sizes),
             rejects: Family::default(),
             internal_errors: Gauge::default(),
