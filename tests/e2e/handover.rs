@@ -127,6 +127,14 @@ impl Ends {
     }
 }
 
+/// A new connection each way gets through.
+#[track_caller]
+fn all_talk(ways: &[(&Pod, SocketAddr)], when: &str) {
+    for (from, to) in ways {
+        talks(from, *to, when);
+    }
+}
+
 /// A node that one process carries has one set of everything.
 #[track_caller]
 fn one_set(culvert: &Culvert<'_>, topology: &Topology) {
@@ -174,9 +182,7 @@ fn no_connection_is_lost_while_processes_hand_over() {
         }
         before = after;
         elder.signal(Signal::SIGTERM).unwrap();
-        for (from, to) in &ways {
-            talks(from, *to, "while the elder drains");
-        }
+        all_talk(&ways, "while the elder drains");
         held.talk("while their process drains");
         held.finish();
         end(elder);
@@ -244,9 +250,7 @@ fn transfers_under_way_complete() {
         .collect();
     let elder = succeed(&mut mesh.a);
     elder.signal(Signal::SIGTERM).unwrap();
-    for (from, to) in Ends::start(&topology).ways(&topology) {
-        talks(from, to, "while the elder drains");
-    }
+    all_talk(&Ends::start(&topology).ways(&topology), "while the elder drains");
     stop.store(true, Ordering::Relaxed);
     for upload in uploads {
         let (received, sent) = upload.join().unwrap();
@@ -274,9 +278,7 @@ fn an_elder_that_is_killed_in_between_leaves_all_to_its_successor() {
             mesh.a.wait_ready().unwrap();
             kill(elder);
         }
-        for (from, to) in &ways {
-            talks(from, *to, "when the elder is dead");
-        }
+        all_talk(&ways, "when the elder is dead");
         one_set(&mesh.a, &topology);
     }
 }
@@ -307,9 +309,7 @@ fn an_elder_goes_on_when_its_successor_dies_before_it_is_ready_or_after() {
             (early || lost(&mesh) > before).then_some(())
         });
         mesh.a.wait_ready().unwrap();
-        for (from, to) in &ways {
-            talks(from, *to, "when the successor is dead");
-        }
+        all_talk(&ways, "when the successor is dead");
         held.talk("when the successor is dead");
         for load in load {
             let tally = load.stop();
@@ -390,9 +390,7 @@ fn readiness_is_the_newer_ones_and_an_unready_one_that_is_stopped_gives_the_node
     mesh.a.set_flag("--pods", &usual.display().to_string());
     assert_eq!(readiness(&topology), (200, "ready\n".to_owned()));
     held.talk("when the newer one has ended");
-    for (from, to) in &ways {
-        talks(from, *to, "when the newer one has ended");
-    }
+    all_talk(&ways, "when the newer one has ended");
     one_set(&mesh.a, &topology);
     held.finish();
 }
@@ -465,9 +463,7 @@ fn the_last_of_two_ephemeral_processes_cleans_up() {
     end(elder);
     assert!(folder.exists());
     let ends = Ends::start(&topology);
-    for (from, to) in ends.ways(&topology) {
-        talks(from, to, "when the elder has ended");
-    }
+    all_talk(&ends.ways(&topology), "when the elder has ended");
     assert_eq!(mesh.a.terminate(Duration::from_secs(30)).unwrap().code(), Some(0));
     assert!(!folder.exists(), "{} is still there", folder.display());
     let sockets = mesh.a.control_socket(0);

@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 
-use super::report::{head, row};
+use super::report::{head, rank, row};
 use crate::tally::{Outcome, Stage};
 use crate::workspace;
 
@@ -77,17 +77,6 @@ fn outcomes(stages: &[Stage]) -> BTreeMap<(String, &str), &Outcome> {
         }
     }
     outcomes
-}
-
-/// How bad an outcome is, and its word.
-fn rank(outcome: Option<&Outcome>) -> (u8, &'static str) {
-    match outcome {
-        Some(Outcome::Passed) => (0, "pass"),
-        Some(Outcome::PassedInPart(_)) => (1, "pass in part"),
-        Some(Outcome::Skipped(_)) => (2, "skip"),
-        None => (3, ""),
-        Some(Outcome::Failed) => (4, "**FAIL**"),
-    }
 }
 
 #[cfg(test)]

@@ -120,16 +120,24 @@ fn outcome_table(name: &str, kernels: &[&str], outcomes: &Outcomes<'_>) -> Strin
     let mut table = format!("## {name}\n\n");
     table += &head("test", kernels);
     for (test, by_kernel) in outcomes {
-        let cells = kernels.iter().map(|kernel| match by_kernel.get(kernel) {
-            None => String::new(),
-            Some(Outcome::Passed) => "pass".to_owned(),
-            Some(Outcome::PassedInPart(_)) => "pass in part".to_owned(),
-            Some(Outcome::Skipped(_)) => "skip".to_owned(),
-            Some(Outcome::Failed) => "**FAIL**".to_owned(),
+        let cells = kernels.iter().map(|kernel| {
+            let (_, word) = rank(by_kernel.get(kernel).copied());
+            word.to_owned()
         });
         table += &row(&test.replace('_', " ").replace("::", ": "), cells);
     }
     table + "\n"
+}
+
+/// How bad an outcome is, and its word.
+pub(super) fn rank(outcome: Option<&Outcome>) -> (u8, &'static str) {
+    match outcome {
+        Some(Outcome::Passed) => (0, "pass"),
+        Some(Outcome::PassedInPart(_)) => (1, "pass in part"),
+        Some(Outcome::Skipped(_)) => (2, "skip"),
+        None => (3, ""),
+        Some(Outcome::Failed) => (4, "**FAIL**"),
+    }
 }
 
 /// Why something was left out, once for each reason and kernel.
