@@ -24,23 +24,27 @@ pub enum Verdict {
     ToLoopback,
 }
 
-/// What is known beyond the packet. Each costs look-ups, so it is asked only where the answer matters: never for a packet
-/// of an established flow.
-pub trait Facts {
+/// What is known at either end of the pod's interface beyond the packet. Each costs look-ups, so it is asked only where the
+/// answer matters.
+pub trait Origin {
     /// Whose socket sent the packet.
     fn owner(&self) -> Owner;
-
-    /// Whether the pod excludes the interface that the packet is about to leave by.
-    fn excludes_interface(&self) -> bool;
 
     /// Whether `mark_connect` has found that the pod excludes the destination of the socket.
     fn bypasses(&self) -> bool;
 
-    /// Whether this DNS query is one to capture.
-    fn captures_dns(&self, packet: Packet) -> bool;
-
     /// Whether there is an outbound listener.
     fn proxy(&self, family: Family) -> Proxy;
+}
+
+/// What is known in the pod beside that. Each costs look-ups, so it is asked only where the answer matters: never for a packet
+/// of an established flow.
+pub trait Facts: Origin {
+    /// Whether the pod excludes the interface that the packet is about to leave by.
+    fn excludes_interface(&self) -> bool;
+
+    /// Whether this DNS query is one to capture.
+    fn captures_dns(&self, packet: Packet) -> bool;
 
     /// Whether there is a DNS server.
     fn dns_server(&self, family: Family) -> Proxy;
@@ -89,7 +93,7 @@ pub fn verdict(packet: Packet, mark: u32, facts: &impl Facts, when_down: WhenDow
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::packet::{ACK, NETWORK, Position, SYN};
 
@@ -127,25 +131,27 @@ mod tests {
     const DOWN: Known = Known { proxy: Proxy::Gone, ..APP };
     const PROXY: Known = Known { owner: Owner::Proxy, ..APP };
 
-    impl Facts for Known {
+    impl Origin for Known {
         fn owner(&self) -> Owner {
             self.owner
-        }
-
-        fn excludes_interface(&self) -> bool {
-            self.interface
         }
 
         fn bypasses(&self) -> bool {
             self.bypass
         }
 
-        fn captures_dns(&self, _: Packet) -> bool {
-            self.dns
-        }
-
         fn proxy(&self, _: Family) -> Proxy {
             self.proxy
+        }
+    }
+
+    impl Facts for Known {
+        fn excludes_interface(&self) -> bool {
+            self.interface
+        }
+
+        fn captures_dns(&self, _: Packet) -> bool {
+            self.dns
         }
 
         fn dns_server(&self, _: Family) -> Proxy {
@@ -154,14 +160,10 @@ mod tests {
     }
 
     /// Of whom nothing may be asked.
-    struct Unasked;
+    pub(crate) struct Unasked;
 
-    impl Facts for Unasked {
+    impl Origin for Unasked {
         fn owner(&self) -> Owner {
-            unreachable!("no look-up")
-        }
-
-        fn excludes_interface(&self) -> bool {
             unreachable!("no look-up")
         }
 
@@ -169,11 +171,17 @@ mod tests {
             unreachable!("no look-up")
         }
 
-        fn captures_dns(&self, _: Packet) -> bool {
+        fn proxy(&self, _: Family) -> Proxy {
+            unreachable!("no look-up")
+        }
+    }
+
+    impl Facts for Unasked {
+        fn excludes_interface(&self) -> bool {
             unreachable!("no look-up")
         }
 
-        fn proxy(&self, _: Family) -> Proxy {
+        fn captures_dns(&self, _: Packet) -> bool {
             unreachable!("no look-up")
         }
 

@@ -8,7 +8,7 @@ use culvert_abi::Outcome;
 
 use crate::{
     Owner, Proxy, WhenDown,
-    guard::Facts,
+    guard::Origin,
     packet::{Kind, Packet},
 };
 
@@ -37,7 +37,7 @@ pub enum Maker {
 /// Decides by the packet, its socket, and the facts, which are asked only about what would be dropped: never for a packet
 /// of an established flow that the kernel made. While there is no proxy and [`WhenDown::Open`] says so, all may go.
 #[inline(always)]
-pub fn verdict(packet: Packet, maker: Maker, facts: &impl Facts, when_down: WhenDown) -> Verdict {
+pub fn verdict(packet: Packet, maker: Maker, facts: &impl Origin, when_down: WhenDown) -> Verdict {
     let outcome = match (packet.kind, maker) {
         (Kind::Tcp | Kind::Malformed, Maker::Hand) => Outcome::HostHandmade,
         (Kind::Tcp, Maker::Kernel) if packet.opens() => Outcome::HostUncaptured,
@@ -63,8 +63,8 @@ pub fn verdict(packet: Packet, maker: Maker, facts: &impl Facts, when_down: When
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Family;
     use crate::packet::{ACK, NETWORK, Position, SYN};
+    use crate::{Family, guard::tests::Unasked};
 
     const RST: u8 = 0x04;
 
@@ -94,7 +94,7 @@ mod tests {
     const PROXY: Known = Known { owner: Owner::Proxy, ..APP };
     const BYPASS: Known = Known { bypass: true, ..APP };
 
-    impl Facts for Known {
+    impl Origin for Known {
         fn owner(&self) -> Owner {
             self.owner
         }
@@ -105,47 +105,6 @@ mod tests {
 
         fn proxy(&self, _: Family) -> Proxy {
             self.proxy
-        }
-
-        fn excludes_interface(&self) -> bool {
-            unreachable!("the index is another here")
-        }
-
-        fn captures_dns(&self, _: Packet) -> bool {
-            unreachable!("datagrams are none of its business")
-        }
-
-        fn dns_server(&self, _: Family) -> Proxy {
-            unreachable!("datagrams are none of its business")
-        }
-    }
-
-    /// Of whom nothing may be asked.
-    struct Unasked;
-
-    impl Facts for Unasked {
-        fn owner(&self) -> Owner {
-            unreachable!("no look-up")
-        }
-
-        fn bypasses(&self) -> bool {
-            unreachable!("no look-up")
-        }
-
-        fn proxy(&self, _: Family) -> Proxy {
-            unreachable!("no look-up")
-        }
-
-        fn excludes_interface(&self) -> bool {
-            unreachable!("no look-up")
-        }
-
-        fn captures_dns(&self, _: Packet) -> bool {
-            unreachable!("no look-up")
-        }
-
-        fn dns_server(&self, _: Family) -> Proxy {
-            unreachable!("no look-up")
         }
     }
 

@@ -11,6 +11,8 @@
 )]
 
 mod maps;
+#[path = "../shared/maps.rs"]
+mod shared;
 
 use aya_ebpf::{
     macros::{cgroup_sock_addr, sock_ops},
@@ -23,9 +25,8 @@ use culvert_ebpf::{
     helpers::{self, Event, Socket},
     outbound::{self, Excluded, Verdict},
 };
-use maps::{
-    ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, OUTCOMES, OWN, PODS, PODS_BY_ADDR, SETTINGS,
-};
+use maps::{OUTCOMES, OWN, PODS, PODS_BY_ADDR};
+use shared::{ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, SETTINGS};
 
 culvert_ebpf::object!();
 

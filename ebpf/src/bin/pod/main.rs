@@ -10,6 +10,8 @@
 )]
 
 mod maps;
+#[path = "../shared/maps.rs"]
+mod shared;
 
 use aya_ebpf::{
     bindings::{
@@ -31,10 +33,8 @@ use culvert_ebpf::{
     packet::{self, Packet},
     with_bits,
 };
-use maps::{
-    ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, EXEMPT, LISTENERS, OPEN_WHEN_DOWN, OUTCOMES,
-    OWN_CGROUPS, POD_ID, SETTINGS,
-};
+use maps::{EXEMPT, LISTENERS, OPEN_WHEN_DOWN, OUTCOMES, OWN_CGROUPS, POD_ID};
+use shared::{ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, SETTINGS};
 
 culvert_ebpf::object!();
 
@@ -158,7 +158,7 @@ fn guard_host(ctx: TcContext) -> i32 {
 /// What `guard` and `guard_host` know beyond the packet.
 struct Facts<'a>(&'a Skb<'a>);
 
-impl guard::Facts for Facts<'_> {
+impl guard::Origin for Facts<'_> {
     #[inline(always)]
     fn owner(&self) -> Owner {
         match helpers::find(&OWN_CGROUPS, &self.0.cgroup_id()) {
@@ -168,14 +168,21 @@ impl guard::Facts for Facts<'_> {
     }
 
     #[inline(always)]
-    fn excludes_interface(&self) -> bool {
-        settings().has(Settings::INTERFACES)
-            && is_excluded(Exclusion::INTERFACE, self.0.interface())
+    fn bypasses(&self) -> bool {
+        self.0.bypasses(&BYPASS)
     }
 
     #[inline(always)]
-    fn bypasses(&self) -> bool {
-        self.0.bypasses(&BYPASS)
+    fn proxy(&self, family: Family) -> Proxy {
+        listens(Role::Outbound, family)
+    }
+}
+
+impl guard::Facts for Facts<'_> {
+    #[inline(always)]
+    fn excludes_interface(&self) -> bool {
+        settings().has(Settings::INTERFACES)
+            && is_excluded(Exclusion::INTERFACE, self.0.interface())
     }
 
     /// One that is the pod's own, with an Ethernet header, without which it cannot arrive at `lo`; and that an answer which
@@ -196,11 +203,6 @@ impl guard::Facts for Facts<'_> {
             && !endpoint::is_link_local_v6(&server.addr)
             && !(settings.has(Settings::OUTBOUND_CIDRS)
                 && helpers::in_networks(&EXCLUDED_CIDRS, POD_ID.load(), server.addr))
-    }
-
-    #[inline(always)]
-    fn proxy(&self, family: Family) -> Proxy {
-        listens(Role::Outbound, family)
     }
 
     #[inline(always)]

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Maps of the `pod` object. `listeners` is the pod's; the others are pinned once a node and shared by name.
+//! Maps of the `pod` object beside those of `shared`. `listeners` is the pod's; the others are pinned once a node and shared by name.
 
 use aya_ebpf::{
     Global,
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::SkStorage,
-    macros::{btf_map, map},
-    maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray, SockMap},
+    macros::map,
+    maps::{HashMap, LruHashMap, PerCpuArray, SockMap},
 };
-use culvert_abi::{Exclusion, Flow, Outcome, PodAddr, Settings, Slot};
+use culvert_abi::{Flow, Outcome, Slot};
 
 /// The pod whose namespace this copy of the object is attached to; capture sets it before the load.
 #[expect(unsafe_code, reason = "user space finds the global by its symbol")]
@@ -26,11 +25,6 @@ pub(crate) static OPEN_WHEN_DOWN: Global<u32> = Global::new(0);
 #[map(name = "listeners")]
 pub(crate) static LISTENERS: SockMap = SockMap::with_max_entries(Slot::COUNT, 0);
 
-/// Addresses of enrolled pods. Writer: capture, from before a pod's enrolment until after its end. Readers: both marking
-/// programs, `pick_listener`, `hold_in`, `guard`. Four addresses a pod. No eviction.
-#[map(name = "addrs")]
-pub(crate) static ADDRS: HashMap<PodAddr, u8> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-
 /// Deliveries to applications and probes, as the pod sees them. Writers: `mark_own` and `mark_probe`, before the SYN,
 /// until the socket closes.
 /// Readers: `pick_listener`, `hold_in`, of a connection's first packets only. So the size bounds handshakes under way,
@@ -42,29 +36,6 @@ pub(crate) static EXEMPT: LruHashMap<Flow, u8> = LruHashMap::with_max_entries(65
 /// capture. Reader: `guard`. No eviction.
 #[map(name = "own_cgroups")]
 pub(crate) static OWN_CGROUPS: HashMap<u64, u8> = HashMap::with_max_entries(64, BPF_F_NO_PREALLOC);
-
-/// Settings of enrolled pods; a pod without an entry has none. Writer: capture, before a pod's enrolment and when they
-/// change. Readers: both marking programs, `pick_listener`, `hold_in`, `guard`. No eviction.
-#[map(name = "settings")]
-pub(crate) static SETTINGS: HashMap<u32, Settings> =
-    HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
-
-/// Ports and interfaces that pods exclude, if their settings say that there are any. Writer: capture. Readers: both marking
-/// programs, `pick_listener`, `hold_in`, `guard`. No eviction: settings that do not fit are refused.
-#[map(name = "exclusions")]
-pub(crate) static EXCLUSIONS: HashMap<Exclusion, u8> =
-    HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-
-/// Networks that pods exclude, if their settings say that there are any; the key is laid out as
-/// [`PodNetwork`](culvert_abi::PodNetwork). Writer: capture. Readers: both marking programs, `guard`. No eviction:
-/// settings that do not fit are refused.
-#[map(name = "excluded_cidrs")]
-pub(crate) static EXCLUDED_CIDRS: LpmTrie<PodAddr, u8> = LpmTrie::with_max_entries(16384, 0);
-
-/// Sockets whose SYN may leave without capture. Writers: both marking programs. Reader: `guard`, for a SYN that it would
-/// drop. An entry lives as long as its socket, in the socket: no size, no eviction.
-#[btf_map(name = "bypass")]
-pub(crate) static BYPASS: SkStorage<u32> = SkStorage::new();
 
 /// Counters by [`Outcome`]. Writers: all programs. Reader: observe. Never reset.
 #[map(name = "outcomes")]
