@@ -6,6 +6,7 @@ mod failure;
 mod feeds;
 mod metrics;
 mod options;
+mod rewriters;
 pub(crate) mod stop;
 mod takeover;
 
@@ -227,6 +228,8 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
         running.control_tasks.spawn(file.run());
     }
     running.report_readiness(readiness.clone());
+    let look = rewriters::watch(Arc::clone(&running.node), running.data_tasks.clone());
+    running.data_tasks.spawn(look);
 
     let latch = || readiness.latch("workload proxy manager");
     tokio::select! {

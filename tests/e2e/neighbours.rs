@@ -9,13 +9,14 @@ use aya::programs::TcAttachType;
 use culvert_sys::bpf::LinkIds;
 use culvert_tests::{
     apps::{App, Behaviour},
+    cgroup::Cgroup,
     client,
-    culvert::{Mesh, Remains},
+    culvert::{Culvert, Mesh, Remains},
     flow_log::Direction,
     inspect,
     mesh_file::MeshFile,
     poll,
-    process::finish,
+    process::{Process, finish},
     tap::Tap,
     topology::{Family, Pod, Topology},
 };
@@ -325,6 +326,42 @@ fn the_namespace_of_the_node_is_left_as_it_is() {
     let before = settings();
     let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     assert_eq!(settings(), before);
+}
+
+/// As a CNI that stands in for kube-proxy does.
+#[test]
+fn a_program_that_may_rewrite_what_pods_connect_to_is_reported_once() {
+    let Some(topology) = Topology::with_culvert().filter(|_| have_tools()) else { return };
+    let a1 = &topology.a1;
+    let theirs = Cgroup::create(&topology.a.name, "theirs").unwrap();
+    let pod = theirs.child("pod").unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/rewriter.py")).arg(theirs.path());
+    let attached = Process::spawn(&a1.netns, topology.dir(), "theirs", &mut command).unwrap();
+    poll::until(poll::SOON, "it to be attached", || {
+        attached.log().contains("attached").then_some(())
+    });
+    // A process of the pod, beneath where it is attached.
+    let mut sleep = Command::new("sh");
+    sleep.args(["-c", "echo $$ > $0/cgroup.procs && exec sleep 60"]).arg(pod.path());
+    let resident = Process::spawn(&a1.netns, topology.dir(), "resident", &mut sleep).unwrap();
+    poll::until(poll::SOON, "the process to be in its cgroup", || {
+        let inside = fs::read_to_string(pod.path().join("cgroup.procs")).ok()?;
+        inside.contains(&resident.pid().to_string()).then_some(())
+    });
+
+    let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let found = |mesh: &Culvert<'_>| {
+        let labels = [("kind", "foreign_connect_program")];
+        mesh.metrics().unwrap().sum("culvert_steering_failures_total", &labels)
+    };
+    poll::until(poll::SOON, "both to be counted", || (found(&mesh.a) >= 2.0).then_some(()));
+    for name in ["theirs4", "theirs6"] {
+        let log = mesh.a.log();
+        let reports = log.lines().filter(|line| line.contains(name)).count();
+        assert_eq!(reports, 1, "{name}: {log}");
+    }
+    drop((attached, resident));
 }
 
 #[test]

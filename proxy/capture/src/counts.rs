@@ -31,13 +31,15 @@ pub(crate) enum Failure {
     Unguarded,
     /// The maps have no room for a pod's settings.
     SettingsRefused,
+    /// A program of somebody else runs when pods connect.
+    Rewriter,
 }
 
 /// Shared by a node and its pods.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     repairs: [AtomicU64; 7],
-    failures: [AtomicU64; 5],
+    failures: [AtomicU64; 6],
 }
 
 impl Counts {
@@ -61,10 +63,15 @@ impl Counts {
     }
 
     pub(crate) fn failures(&self) -> Vec<(&'static str, u64)> {
-        read(
-            ["refused", "panicked", "address_ignored", "unguarded", "settings_refused"],
-            &self.failures,
-        )
+        let names = [
+            "refused",
+            "panicked",
+            "address_ignored",
+            "unguarded",
+            "settings_refused",
+            "foreign_connect_program",
+        ];
+        read(names, &self.failures)
     }
 }
 

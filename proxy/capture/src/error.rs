@@ -192,6 +192,9 @@ pub enum HostError {
     /// cgroup2 is not there or cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
+    /// The hooks of `connect()` could not be listed.
+    #[error("list the programs that run when processes connect")]
+    ConnectHooks(#[source] io::Error),
     /// The cgroup given as the proxy's own is the root.
     #[error("use cgroup {} as the proxy's own: it is the root of cgroup2, and would exempt every pod", path.display())]
     RootCgroup {

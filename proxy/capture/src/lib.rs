@@ -32,6 +32,7 @@ mod pins;
 mod pod;
 mod probes;
 mod removal;
+mod rewriters;
 mod routing;
 mod rtnl;
 mod seat;

@@ -29,6 +29,7 @@ use crate::{
     pins::{PodPins, VersionPins},
     probes::{self, Probes, Surroundings},
     removal,
+    rewriters::Rewriters,
     seat::{Elder, Seat},
 };
 
@@ -55,6 +56,7 @@ pub(crate) fn load(
             programs: Mutex::new(programs),
             attached: Mutex::new(attached),
             options: options.clone(),
+            rewriters: Rewriters::new(&options.cgroup_root),
             guarded_home: match options.guard_host {
                 GuardHost::Off => None,
                 GuardHost::On => Some(home.clone()),

@@ -16,10 +16,11 @@ use crate::{
     logs::BpfLogs,
     maps::Maps,
     object::Loader,
-    pins::VersionPins,
+    pins::{PodPins, VersionPins},
     pod::{Pod, PodCapture},
     probes::ProbeCgroup,
     removal,
+    rewriters::Rewriters,
     seat::Seat,
     settings::Settings,
 };
@@ -116,6 +117,7 @@ pub(crate) struct Loaded {
     pub(crate) options: NodeOptions,
     /// Where the node's ends of the pods' interfaces are, if they are to be guarded.
     pub(crate) guarded_home: Option<Netns>,
+    pub(crate) rewriters: Rewriters,
     pub(crate) logs: Mutex<Option<BpfLogs>>,
 }
 
@@ -285,8 +287,17 @@ impl Node {
         self.counts.repairs()
     }
 
+    /// Reports programs of others that run when enrolled pods connect, and may rewrite where they connect to; each once,
+    /// in the log and among [`Self::failures`]. Blocks.
+    pub fn look_for_rewriters(&self) -> Result<(), CaptureError> {
+        let Engine::Ebpf(loaded) = &self.engine else { return Ok(()) };
+        let pods = loaded.version.pods()?.iter().map(PodPins::id).collect();
+        let looked = loaded.rewriters.look(&pods, &self.counts);
+        looked.map_err(HostError::ConnectHooks).map_err(CaptureError::from)
+    }
+
     /// What the watches of all pods could not do: `refused` and `panicked` looks, each `address_ignored` because a pod
-    /// had too many, and each interface that is `unguarded` in spite of [`GuardHost::On`]. Since the process started.
+    /// had too many, each interface that is `unguarded` in spite of [`GuardHost::On`], and each `foreign_connect_program`. Since the process started.
     pub fn failures(&self) -> Vec<(&'static str, u64)> {
         self.counts.failures()
     }

@@ -184,8 +184,8 @@ fn mount_point(mountinfo: &str) -> Option<PathBuf> {
     })
 }
 
-/// The path of hierarchy 0 in `/proc/self/cgroup`, without its leading slash.
-fn own_path(membership: &str) -> Option<&str> {
+/// The path of hierarchy 0 in a process's `/proc/PID/cgroup`, without its leading slash.
+pub fn own_path(membership: &str) -> Option<&str> {
     let path = membership.lines().find_map(|line| line.strip_prefix("0::"))?;
     Some(path.trim_start_matches('/'))
 }

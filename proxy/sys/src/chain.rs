@@ -1,4 +1,5 @@
-//! What runs at a hook, in order: the tcx chains of a network interface, and a link of ours at the head of one.
+//! What runs at a hook: the tcx chains of a network interface in order, and a link of ours at the head of one; and what a
+//! cgroup's processes meet when they connect.
 //!
 //! Which program belongs there is the caller's business, and so is the network namespace: an interface's index means
 //! one of the calling thread's namespace.
@@ -17,8 +18,14 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 /// Before all others, where no other is named (`linux/bpf.h`).
 const BPF_F_BEFORE: u32 = 1 << 3;
 
+/// With the programs of a cgroup's ancestors (`linux/bpf.h`).
+const BPF_F_QUERY_EFFECTIVE: u32 = 1 << 0;
+
 /// `BPF_MPROG_MAX`: the kernel lets no chain be longer.
 const MAX_CHAIN: usize = 64;
+
+/// Of a cgroup with all of its ancestors, each of which may have `BPF_CGROUP_MAX_PROGS` of them, 64.
+const MAX_EFFECTIVE: usize = 1024;
 
 /// A chain of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +35,16 @@ pub enum Hook {
     Ingress = 46,
     /// What goes out (`BPF_TCX_EGRESS`).
     Egress = 47,
+}
+
+/// What a process meets when it connects a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ConnectHook {
+    /// To an IPv4 address (`BPF_CGROUP_INET4_CONNECT`).
+    V4 = 10,
+    /// To an IPv6 address (`BPF_CGROUP_INET6_CONNECT`).
+    V6 = 11,
 }
 
 /// `union bpf_attr`, the `link_create` member up to its union, whose rest is zero.
@@ -107,6 +124,31 @@ pub fn attached(interface: u32, hook: Hook) -> io::Result<Vec<LinkIds>> {
     Ok(both.map(|(program, link)| LinkIds { link, program }).collect())
 }
 
+/// The programs, by id, that run for processes of the cgroup at this hook: its own and its ancestors'.
+///
+/// Errors: `EBADF` for what is no cgroup2, `ENOSPC` when there are more than can be told.
+pub fn effective(cgroup: BorrowedFd<'_>, hook: ConnectHook) -> io::Result<Vec<u32>> {
+    let mut programs = vec![0_u32; MAX_EFFECTIVE];
+    let mut attr = Query {
+        target: cgroup.as_raw_fd().cast_unsigned(),
+        attach_type: hook as u32,
+        flags: BPF_F_QUERY_EFFECTIVE,
+        prog_ids: programs.as_mut_ptr() as u64,
+        count: u32::try_from(programs.len()).unwrap_or(0),
+        ..Query::default()
+    };
+    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the array outlives the call and holds `count`
+    // numbers.
+    #[expect(unsafe_code, reason = "aya has no query of cgroups")]
+    let rc =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut attr, size_of::<Query>()) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    programs.truncate(usize::try_from(attr.count).unwrap_or(0));
+    Ok(programs)
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs::File, os::fd::AsFd as _};
@@ -122,6 +164,12 @@ mod tests {
                 "{hook:?}: {errno:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_is_no_cgroup() {
+        let file = File::open("/proc/self/status").unwrap();
+        assert!(effective(file.as_fd(), ConnectHook::V4).is_err());
     }
 
     #[test]
