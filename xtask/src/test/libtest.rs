@@ -7,6 +7,9 @@ use anyhow::Result;
 
 use crate::tally::{Cost, Outcome, Stage};
 
+/// How many lines of a failed test's own words the summary repeats; its panic comes last.
+const LAST_WORDS: usize = 12;
+
 /// What a program's output has told so far.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -18,6 +21,8 @@ pub(crate) struct Counts {
     slow: Vec<String>,
     /// The test whose own words follow, under `--show-output`.
     speaker: Option<String>,
+    /// What failed tests said last, with their names.
+    said: Vec<(String, Vec<String>)>,
     results: usize,
 }
 
@@ -46,9 +51,15 @@ impl Counts {
             }
         } else if let Some(name) = line.strip_prefix("---- ") {
             self.speaker = name.strip_suffix(" stdout ----").map(str::to_owned);
+            self.said.extend(self.speaker.clone().map(|speaker| (speaker, Vec::new())));
         } else if line == "successes:" || line == "failures:" {
             self.speaker = None;
         } else if let Some(speaker) = &self.speaker {
+            if let Some((_, words)) = self.said.last_mut()
+                && !line.is_empty()
+            {
+                words.push(line.to_owned());
+            }
             self.costs.extend(cost(line));
             let said = line
                 .strip_prefix("skipped: ")
@@ -79,7 +90,14 @@ impl Counts {
         let skipped = named(|outcome| matches!(outcome, Outcome::Skipped(_))).count();
         // A program that died has counted nothing.
         let passed = self.passed.max(named(|outcome| *outcome == Outcome::Passed).count());
-        let mut failures: Vec<_> = named(|outcome| *outcome == Outcome::Failed).cloned().collect();
+        let mut failures: Vec<_> = named(|outcome| *outcome == Outcome::Failed)
+            .map(|name| {
+                let said = self.said.iter().filter(|(speaker, _)| speaker == name);
+                let words: Vec<_> = said.flat_map(|(_, words)| words.as_slice()).collect();
+                let last = words.len().saturating_sub(LAST_WORDS);
+                words.iter().skip(last).fold(name.clone(), |text, word| text + "\n    " + word)
+            })
+            .collect();
         // Without names, as under `--quiet`, the number is still right.
         failures
             .extend((failures.len()..self.failed).map(|_| "a test that is named above".to_owned()));
@@ -188,6 +206,17 @@ mod tests {
     fn failed_tests_are_named() {
         let output = "test a::b ... FAILED\ntest c ... ok\ntest result: FAILED. 1 passed; 1 failed; 0 ignored";
         assert_eq!(stage(output, Some(101 << 8)), (1, vec!["a::b".into()]));
+    }
+
+    #[test]
+    fn what_a_failed_test_said_last_is_repeated() {
+        let said: String = (0..LAST_WORDS).map(|line| format!("{line}\n\n")).collect();
+        let output = format!(
+            "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nearly\n{said}\nfailures:\n    a\n\n\
+             test result: FAILED. 0 passed; 1 failed; 0 ignored"
+        );
+        let want = (0..LAST_WORDS).fold("a".to_owned(), |text, line| format!("{text}\n    {line}"));
+        assert_eq!(stage(&output, Some(101 << 8)).1, [want]);
     }
 
     #[test]
