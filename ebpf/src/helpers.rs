@@ -180,15 +180,46 @@ pub fn report_close(ctx: &SockOpsContext) -> Result<(), i32> {
 /// Whether `bind()` names a port, and for a TCP socket. One that the kernel is to choose is free anyway.
 #[inline(always)]
 pub fn binds_tcp_port(ctx: &SockAddrContext) -> bool {
-    load!(ctx.sock_addr, bpf_sock_addr, user_port) != 0
-        && load!(ctx.sock_addr, bpf_sock_addr, type_) == SOCK_STREAM
+    load!(ctx.sock_addr, bpf_sock_addr, user_port) != 0 && is_tcp(ctx)
+}
+
+/// Whether the socket is one of TCP.
+#[inline(always)]
+pub fn is_tcp(ctx: &SockAddrContext) -> bool {
+    load!(ctx.sock_addr, bpf_sock_addr, type_) == SOCK_STREAM
         && load!(ctx.sock_addr, bpf_sock_addr, protocol) == IPPROTO_TCP
+}
+
+/// Writes `cookie` to what `noted` holds for the socket; `false` where it holds nothing.
+#[inline(always)]
+pub fn note(ctx: &SockAddrContext, noted: &SkStorage<u64>, cookie: u64) -> bool {
+    let room = socket_of(ctx).and_then(|sk| storage(noted, sk, ptr::null_mut(), 0));
+    let Some(room) = room else { return false };
+    // SAFETY: an element of this map is eight bytes wide and aligned, and lives as long as the socket.
+    unsafe { room.cast::<u64>().write(cookie) };
+    true
+}
+
+/// Lets `noted` hold `cookie` for the socket, if there is memory.
+#[inline(always)]
+pub fn note_anew(ctx: &SockAddrContext, noted: &SkStorage<u64>, mut cookie: u64) {
+    if let Some(sk) = socket_of(ctx) {
+        storage(noted, sk, &mut cookie, BPF_SK_STORAGE_GET_F_CREATE.into());
+    }
+}
+
+#[inline(always)]
+fn socket_of(ctx: &SockAddrContext) -> Option<NonNull<bpf_sock>> {
+    // SAFETY: the context is the kernel's.
+    let field = unsafe { &raw const (*ctx.sock_addr).__bindgen_anon_1 };
+    // SAFETY: as above; a pointer in a context is loaded whole, as the verifier demands.
+    NonNull::new(unsafe { field.cast::<*mut bpf_sock>().read() })
 }
 
 /// The cookie of the socket's network namespace.
 #[inline(always)]
-pub fn netns_cookie_of_bind(ctx: &SockAddrContext) -> u64 {
-    // SAFETY: the helper takes the context of any bind program.
+pub fn netns_cookie_of_address(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the helper takes the context of any program at an address hook.
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
@@ -265,11 +296,19 @@ impl<'a> Socket<'a> {
         Some(())
     }
 
+    /// What `noted` holds for it.
     #[inline(always)]
-    fn storage(
+    pub fn noted(&self, noted: &SkStorage<u64>) -> Option<u64> {
+        let noted = self.storage(noted, ptr::null_mut(), 0)?;
+        // SAFETY: an element of this map is eight bytes wide and aligned, and lives as long as the socket.
+        Some(unsafe { noted.cast::<u64>().read() })
+    }
+
+    #[inline(always)]
+    fn storage<V>(
         &self,
-        map: &SkStorage<u32>,
-        initial: *mut u32,
+        map: &SkStorage<V>,
+        initial: *mut V,
         flags: u64,
     ) -> Option<NonNull<c_void>> {
         storage(map, self.sk, initial, flags)
@@ -277,10 +316,10 @@ impl<'a> Socket<'a> {
 }
 
 #[inline(always)]
-fn storage(
-    map: &SkStorage<u32>,
+fn storage<V>(
+    map: &SkStorage<V>,
     sk: NonNull<bpf_sock>,
-    initial: *mut u32,
+    initial: *mut V,
     flags: u64,
 ) -> Option<NonNull<c_void>> {
     // SAFETY: `map` is a map; `sk` is the kernel's, for as long as the context; `initial` is null or an integer of the

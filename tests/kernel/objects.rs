@@ -70,12 +70,12 @@ pub(crate) fn load(program: &mut Program) -> Result<(), ProgramError> {
 /// The marking programs that this kernel has the helpers for; the rest is said to be skipped.
 pub(crate) fn marking_programs() -> &'static [&'static str] {
     if Netns::current().unwrap().cookie().unwrap().is_some() {
-        return &["mark_connect", "mark_by_addr"];
+        return &["mark_connect", "mark_noted"];
     }
     println!(
         "skipped in part: mark_connect, because sockops cannot read a netns cookie before Linux 5.15"
     );
-    &["mark_by_addr"]
+    &["mark_noted"]
 }
 
 /// Whether this kernel has the helpers of the program; says what is skipped.

@@ -201,8 +201,7 @@ impl Slot {
 pub mod maps {
     /// `HASH<u64 netns cookie, Pod>`: enrolled pods, the commit point of an enrolment.
     pub const PODS: &str = "pods";
-    /// `HASH<Addr, Pod>`: the same by address, to know what kubelet probes, and for kernels whose sockops cannot read a
-    /// netns cookie (before 5.15).
+    /// `HASH<Addr, Pod>`: the same by address, to know what kubelet probes.
     pub const PODS_BY_ADDR: &str = "pods_by_addr";
     /// `HASH<PodAddr, u8>`: every address of every enrolled pod, and whether it is excluded.
     pub const ADDRS: &str = "addrs";
@@ -214,6 +213,9 @@ pub mod maps {
     pub const EXCLUDED_CIDRS: &str = "excluded_cidrs";
     /// `SK_STORAGE<u32>`: 1 for sockets of pods whose SYN leaves without capture because a setting says so.
     pub const BYPASS: &str = "bypass";
+    /// `SK_STORAGE<u64>`: the netns cookie of sockets that connect, for sockops programs that cannot read it (before 5.15),
+    /// and for user space that cannot (before 5.14).
+    pub const NOTED: &str = "noted";
     /// `LRU_HASH<Flow, u8>`: connections in their handshake that bypass inbound capture.
     pub const EXEMPT: &str = "exempt";
     /// `SK_STORAGE<u32>`: sockets that the proxy itself dialled.

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::ErrorKind,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     os::fd::AsFd as _,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -78,7 +78,7 @@ pub(crate) fn enroll(
         // The inode number belonged to a namespace that is gone.
         removal::remove(Some(&node.maps), &pins, None)?;
     }
-    let cookie = netns.cookie().in_netns(id, "read the cookie")?;
+    let cookie = cookie(node, netns)?;
     let adopted = pins.is_attached() && node.maps.lock().is_committed(id, cookie);
     let enrolled = install(node, netns, settings, counts, &pins, cookie);
     if enrolled.is_err()
@@ -90,13 +90,24 @@ pub(crate) fn enroll(
     enrolled
 }
 
+/// The cookie of the namespace; from our programs where the kernel tells it to none but those (before 5.14).
+fn cookie(node: &Loaded, netns: &Netns) -> Result<u64, CaptureError> {
+    let id = netns.inode();
+    if let Some(cookie) = netns.cookie().in_netns(id, "read the cookie")? {
+        return Ok(cookie);
+    }
+    let socket = netns.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).flatten();
+    let socket = socket.in_netns(id, "make a socket to learn the cookie by")?;
+    node.maps.lock().told_cookie(&socket)
+}
+
 fn install(
     node: &Loaded,
     netns: &Netns,
     settings: &Settings,
     counts: &Arc<Counts>,
     pins: &PodPins,
-    cookie: Option<u64>,
+    cookie: u64,
 ) -> Result<Pod, CaptureError> {
     let id = netns.inode();
     if !pins.exists() {
@@ -171,7 +182,7 @@ struct Namespace<'a> {
     tracked: BTreeSet<IpAddr>,
     excluded: BTreeSet<IpAddr>,
     entries: Entries,
-    cookie: Option<u64>,
+    cookie: u64,
 }
 
 /// Lets the programs of this process steer into the pod's listeners, which are in their slots already. `attach` attaches
@@ -222,7 +233,7 @@ pub(crate) fn reclaim(node: &Loaded, PodCapture(pod): &PodCapture) -> Result<boo
     }
     // First, and whatever else fails: connections wait for them.
     fill_slots(steered, Slots::All)?;
-    let cookie = netns.cookie().in_netns(id, "read the cookie")?;
+    let cookie = cookie(node, netns)?;
     let (rtnl, now) = look_into(netns)?;
     pod.addresses.set(&now, &settings);
     let excluded = now.addresses_of_only(&settings.exclude_interfaces);

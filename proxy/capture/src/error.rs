@@ -89,7 +89,7 @@ pub enum CaptureError {
         source: MapError,
     },
     /// The programs are attached, and yet they do not run.
-    #[error("check that mark_own sees this process's connections: {reason}")]
+    #[error("check that programs see this process's connections: {reason}")]
     SelfCheck {
         /// What was seen instead.
         reason: String,

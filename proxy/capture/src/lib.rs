@@ -47,7 +47,7 @@ pub use error::{CaptureError, HostError, Remedy};
 pub use listeners::{Captured, Listener, Role};
 pub use load::check_capabilities;
 pub use logs::BpfLogs;
-pub use node::{BpfLog, GuardHost, Marking, Node, NodeOptions, WhenDown};
+pub use node::{BpfLog, GuardHost, Node, NodeOptions, WhenDown};
 pub use pod::{Addresses, Pod, PodCapture, Watch};
 pub use probes::ProbeCgroup;
 pub use seat::{Elder, SEATS, Seat};

@@ -24,7 +24,7 @@ use crate::{
     error::{CaptureError, HostError, Remedy, chain},
     logs::BpfLogs,
     maps::Maps,
-    node::{BpfLog, GuardHost, Loaded, Marking, NodeOptions, SharedMaps, WhenDown},
+    node::{BpfLog, GuardHost, Loaded, NodeOptions, SharedMaps, WhenDown},
     object::{self, Loader, programs},
     pins::{PodPins, VersionPins},
     probes::{self, Probes, Surroundings},
@@ -52,7 +52,6 @@ pub(crate) fn load(
             version,
             loader: Arc::new(Mutex::new(loader)),
             maps: SharedMaps::new(maps),
-            marking: programs.marking,
             programs: Mutex::new(programs),
             attached: Mutex::new(attached),
             options: options.clone(),
@@ -91,6 +90,8 @@ fn prepare(options: &NodeOptions, seat: &Seat) -> Result<(u64, VersionPins), Cap
     };
     Ok((own, seat.pins.open_version(remedy)?))
 }
+
+const NOTING: [&str; 2] = [programs::NOTE_NETNS4, programs::NOTE_NETNS6];
 
 struct Installed {
     loader: Loader,
@@ -147,6 +148,15 @@ pub(crate) fn sweep_own(
 /// The pin of `mark_own` at the cgroup of the process in a seat.
 fn mark_own_pin(seat: u8) -> String {
     format!("{}-{seat}", programs::MARK_OWN)
+}
+
+/// How the marking program knows whose socket it is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Marking {
+    /// It asks the kernel for the network namespace.
+    Asks,
+    /// Before Linux 5.15: programs that run first note it at the socket.
+    Noted,
 }
 
 /// The node's programs: loaded once, attached whenever this process comes to lead the node.
@@ -208,9 +218,18 @@ impl NodePrograms {
         // First ours: were it the other way round, a connection of our own could be captured in between.
         let mark_own: &mut SockOps = object::program(&mut self.exempt, programs::MARK_OWN)?;
         attach::pinned(mark_own, programs::MARK_OWN, own, &version.link(&mark_own_pin(seat)))?;
+        for name in NOTING {
+            let pin = version.link(name);
+            if self.marking == Marking::Noted {
+                let program: &mut CgroupSockAddr = object::program(&mut self.node, name)?;
+                attach::pinned(program, name, root, &pin)?;
+            } else {
+                attach::remove(&pin)?;
+            }
+        }
         let name = match self.marking {
-            Marking::ByNetns => programs::MARK_CONNECT,
-            Marking::ByAddress => programs::MARK_BY_ADDR,
+            Marking::Asks => programs::MARK_CONNECT,
+            Marking::Noted => programs::MARK_NOTED,
         };
         let mark: &mut SockOps = object::program(&mut self.node, name)?;
         // Either marking program goes by one link, so that a kernel update leaves no second one.
@@ -267,17 +286,25 @@ pub fn check_capabilities() -> Result<(), HostError> {
     if missing.is_empty() { Ok(()) } else { Err(HostError::Capabilities { missing }) }
 }
 
-/// Tries the program that knows the namespace; only where the kernel refuses it, the one that knows addresses.
+/// Tries the program that asks for the namespace; only where the kernel refuses it, those that note it first.
 fn load_marking(node: &mut Ebpf) -> Result<Marking, CaptureError> {
     let Err(refused) = load_sock_ops(node, programs::MARK_CONNECT) else {
-        return Ok(Marking::ByNetns);
+        return Ok(Marking::Asks);
     };
-    load_sock_ops(node, programs::MARK_BY_ADDR)?;
-    tracing::warn!(
+    load_sock_ops(node, programs::MARK_NOTED)?;
+    for name in NOTING {
+        let program: &mut CgroupSockAddr = object::program(node, name)?;
+        program.load().map_err(|source| CaptureError::Program {
+            attempt: "load",
+            program: name,
+            source,
+        })?;
+    }
+    tracing::info!(
         reason = chain(&refused),
-        "this kernel does not tell sockops programs the network namespace (Linux 5.15): pods are known by address",
+        "this kernel does not tell sockops programs the network namespace (Linux 5.15): it is noted at each connect()",
     );
-    Ok(Marking::ByAddress)
+    Ok(Marking::Noted)
 }
 
 fn load_sock_ops(object: &mut Ebpf, name: &'static str) -> Result<(), CaptureError> {
@@ -301,6 +328,6 @@ fn check_mark_own(maps: &Maps) -> Result<(), CaptureError> {
         return Ok(());
     }
     Err(failed(
-        "it does not run; a net_cls or net_prio cgroup may hide cgroup2 from sockets: mount neither".to_owned(),
+        "mark_own does not run for them; a net_cls or net_prio cgroup may hide cgroup2 from sockets: mount neither".to_owned(),
     ))
 }

@@ -1,8 +1,13 @@
 //! The pinned maps that user space reads and writes; what an entry means is written in the ABI crate.
 
-use std::{collections::BTreeSet, fmt, io::ErrorKind, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, UdpSocket},
+};
 
-use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie::Key};
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, SkStorage, lpm_trie::Key};
 use culvert_abi::{
     ADDR_CAPTURED, ADDR_EXCLUDED, Addr, Exclusion, Outcome, Pod, PodAddr, PodNetwork, Saved,
     Settings, maps,
@@ -25,6 +30,9 @@ const BPF_F_NO_PREALLOC: u32 = 1;
 /// `linux/bpf.h`.
 pub(crate) const BPF_NOEXIST: u64 = 1;
 
+/// Where nobody listens (RFC 863).
+const DISCARD: u16 = 9;
+
 /// Whether an address tells the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
@@ -44,6 +52,7 @@ pub(crate) struct Maps {
     settings: HashMap<MapData, u32, Settings>,
     exclusions: HashMap<MapData, Exclusion, u8>,
     networks: LpmTrie<MapData, PodAddr, u8>,
+    noted: SkStorage<MapData, u64>,
 }
 
 impl Maps {
@@ -59,6 +68,7 @@ impl Maps {
             settings: open(pins, maps::SETTINGS)?,
             exclusions: open(pins, maps::EXCLUSIONS)?,
             networks: open(pins, maps::EXCLUDED_CIDRS)?,
+            noted: open(pins, maps::NOTED)?,
         })
     }
 
@@ -72,7 +82,7 @@ impl Maps {
     pub(crate) fn commit(
         &mut self,
         pod: u32,
-        cookie: Option<u64>,
+        cookie: u64,
         owned: &BTreeSet<IpAddr>,
     ) -> Result<BTreeSet<IpAddr>, CaptureError> {
         let mut contested = BTreeSet::new();
@@ -81,11 +91,7 @@ impl Maps {
                 contested.insert(*ip);
             }
         }
-        if let Some(cookie) = cookie {
-            self.pods
-                .insert(cookie, Pod { id: pod }, 0)
-                .map_err(failed("insert into", maps::PODS))?;
-        }
+        self.pods.insert(cookie, Pod { id: pod }, 0).map_err(failed("insert into", maps::PODS))?;
         Ok(contested)
     }
 
@@ -96,10 +102,23 @@ impl Maps {
     }
 
     /// The pod is committed.
-    pub(crate) fn is_committed(&self, pod: u32, cookie: Option<u64>) -> bool {
-        match cookie {
-            Some(cookie) => self.pods.get(&cookie, 0).is_ok_and(|value| value.id == pod),
-            None => self.pods_by_addr.iter().any(|entry| entry.is_ok_and(|(_, p)| p.id == pod)),
+    pub(crate) fn is_committed(&self, pod: u32, cookie: u64) -> bool {
+        self.pods.get(&cookie, 0).is_ok_and(|value| value.id == pod)
+    }
+
+    /// The cookie of the namespace of an unconnected `socket`, as `note_netns4` tells it. Nothing is sent.
+    pub(crate) fn told_cookie(&mut self, socket: &UdpSocket) -> Result<u64, CaptureError> {
+        const UNTOLD: u64 = 0;
+        self.noted.insert(socket, UNTOLD, 0).map_err(failed("insert into", maps::NOTED))?;
+        // Whether the namespace has a route is no matter: the program runs before that is asked.
+        drop(socket.connect((Ipv4Addr::LOCALHOST, DISCARD)));
+        match self.noted.get(socket, 0).map_err(failed("read", maps::NOTED))? {
+            UNTOLD => Err(CaptureError::SelfCheck {
+                reason: "note_netns4 does not run for them; a net_cls or net_prio cgroup may hide cgroup2 from \
+                         sockets: mount neither"
+                    .to_owned(),
+            }),
+            cookie => Ok(cookie),
         }
     }
 

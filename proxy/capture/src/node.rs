@@ -80,16 +80,6 @@ pub struct NodeOptions {
     pub log: BpfLog,
 }
 
-/// How the marking program knows a pod's sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marking {
-    /// By network namespace.
-    ByNetns,
-    /// By the socket's own address, where the kernel does not give the namespace (before 5.15): two pods with one
-    /// address cannot be told apart.
-    ByAddress,
-}
-
 /// A node that captures.
 #[derive(Debug)]
 pub struct Node {
@@ -111,7 +101,6 @@ pub(crate) struct Loaded {
     pub(crate) version: VersionPins,
     pub(crate) loader: Arc<Mutex<Loader>>,
     pub(crate) maps: SharedMaps,
-    pub(crate) marking: Marking,
     pub(crate) programs: Mutex<NodePrograms>,
     pub(crate) attached: Mutex<Attached>,
     pub(crate) options: NodeOptions,
@@ -300,14 +289,6 @@ impl Node {
     /// had too many, each interface that is `unguarded` in spite of [`GuardHost::On`], and each `foreign_connect_program`. Since the process started.
     pub fn failures(&self) -> Vec<(&'static str, u64)> {
         self.counts.failures()
-    }
-
-    /// How sockets of a pod are known; `None` with redirect steering.
-    pub fn marking(&self) -> Option<Marking> {
-        match &self.engine {
-            Engine::Redirect => None,
-            Engine::Ebpf(loaded) => Some(loaded.marking),
-        }
     }
 
     /// What the programs log, with [`BpfLog::On`]; once.

@@ -20,7 +20,7 @@ pub(crate) static EXEMPT: &[u8] =
 pub(crate) static POD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod.o"));
 
 /// Maps that all objects of a node share, by pin.
-const SHARED: [&str; 11] = [
+const SHARED: [&str; 12] = [
     maps::PODS,
     maps::PODS_BY_ADDR,
     maps::ADDRS,
@@ -32,12 +32,15 @@ const SHARED: [&str; 11] = [
     maps::EXCLUSIONS,
     maps::EXCLUDED_CIDRS,
     maps::BYPASS,
+    maps::NOTED,
 ];
 
 /// Names of the programs, as the kernel and `bpftool` show them.
 pub(crate) mod programs {
     pub(crate) const MARK_CONNECT: &str = "mark_connect";
-    pub(crate) const MARK_BY_ADDR: &str = "mark_by_addr";
+    pub(crate) const MARK_NOTED: &str = "mark_noted";
+    pub(crate) const NOTE_NETNS4: &str = "note_netns4";
+    pub(crate) const NOTE_NETNS6: &str = "note_netns6";
     pub(crate) const MARK_OWN: &str = "mark_own";
     pub(crate) const MARK_PROBE: &str = "mark_probe";
     pub(crate) const REUSE_BIND4: &str = "reuse_bind4";

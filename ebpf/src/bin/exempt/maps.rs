@@ -21,8 +21,7 @@ pub(crate) static OWN: SkStorage<u32> = SkStorage::new();
 #[map(name = "exempt")]
 pub(crate) static EXEMPT: LruHashMap<Flow, u8> = LruHashMap::with_max_entries(65536, 0);
 
-/// Enrolled pods by address. Writer: capture, with every change of a pod's addresses. Readers: `mark_by_addr`,
-/// `mark_probe`. Four addresses a pod. No eviction.
+/// Enrolled pods by address. Writer: capture, with every change of a pod's addresses. Reader: `mark_probe`. Four addresses a pod. No eviction.
 #[map(name = "pods_by_addr")]
 pub(crate) static PODS_BY_ADDR: HashMap<Addr, Pod> =
     HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);

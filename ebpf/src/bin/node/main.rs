@@ -25,10 +25,13 @@ use culvert_ebpf::{
     helpers::{self, Event, Socket},
     outbound::{self, Excluded, Verdict},
 };
-use maps::{OUTCOMES, OWN, PODS, PODS_BY_ADDR};
+use maps::{NOTED, OUTCOMES, OWN, PODS};
 use shared::{ADDRS, BYPASS, EXCLUDED_CIDRS, EXCLUSIONS, SETTINGS};
 
 culvert_ebpf::object!();
+
+/// What a program at an address hook says of a system call that is to go on.
+const ALLOW: i32 = 1;
 
 /// What the log says where a socket's storage could not be made.
 const NO_ROOM: i64 = -12;
@@ -47,16 +50,43 @@ fn mark_connect(ctx: SockOpsContext) -> u32 {
     0
 }
 
-/// The same, for kernels before 5.15: knows a pod by the address that the socket has chosen. Linux 5.10.
+/// The same, for kernels before 5.15: has the cookie from what `note_netns4` and `note_netns6` noted. Linux 5.10.
 #[sock_ops]
-fn mark_by_addr(ctx: SockOpsContext) -> u32 {
+fn mark_noted(ctx: SockOpsContext) -> u32 {
     if helpers::event(&ctx) == Event::Connect
+        && let Some(socket) = Socket::of(&ctx)
+        && let Some(cookie) = socket.noted(&NOTED)
+        && let Some(pod) = helpers::find(&PODS, &cookie)
         && let Some(connection) = helpers::connection(&ctx)
-        && let Some(pod) = helpers::find(&PODS_BY_ADDR, &connection.local.addr)
     {
         mark(&ctx, pod, &connection);
     }
     0
+}
+
+/// Notes the network namespace of sockets of enrolled pods that connect by TCP, before `mark_noted` runs for them, and of
+/// those that user space wants to know it of. Linux 5.10.
+///
+/// Never refuses a `connect()`. Fails open here and closed at `guard`, like `mark_noted`.
+#[cgroup_sock_addr(connect4)]
+fn note_netns4(ctx: SockAddrContext) -> i32 {
+    note(&ctx)
+}
+
+/// The same for IPv6.
+#[cgroup_sock_addr(connect6)]
+fn note_netns6(ctx: SockAddrContext) -> i32 {
+    note(&ctx)
+}
+
+#[inline(always)]
+fn note(ctx: &SockAddrContext) -> i32 {
+    let cookie = helpers::netns_cookie_of_address(ctx);
+    let enrolled = || helpers::find(&PODS, &cookie).is_some();
+    if !helpers::note(ctx, &NOTED, cookie) && helpers::is_tcp(ctx) && enrolled() {
+        helpers::note_anew(ctx, &NOTED, cookie);
+    }
+    ALLOW
 }
 
 /// Sets `SO_REUSEADDR` on what enrolled pods bind to a TCP port: the proxy's side of a connection to the pod has the
@@ -76,9 +106,8 @@ fn reuse_bind6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn reuse(ctx: &SockAddrContext) -> i32 {
-    const ALLOW: i32 = 1;
     if helpers::binds_tcp_port(ctx)
-        && helpers::find(&PODS, &helpers::netns_cookie_of_bind(ctx)).is_some()
+        && helpers::find(&PODS, &helpers::netns_cookie_of_address(ctx)).is_some()
         && helpers::reuse_address(ctx).is_err()
     {
         helpers::count(&OUTCOMES, Outcome::ReuseFailed);

@@ -7,19 +7,18 @@ use aya_ebpf::{
     macros::{btf_map, map},
     maps::{HashMap, PerCpuArray},
 };
-use culvert_abi::{Addr, Outcome, Pod};
+use culvert_abi::{Outcome, Pod};
 
 /// Enrolled pods by netns cookie. Writer: capture, at enrolment (its commit point) and un-enrolment. Readers:
-/// `mark_connect`, `reuse_bind4`, `reuse_bind6`. 4096 is eight times the largest number of pods on a node that Kubernetes is tested with. No eviction:
+/// `mark_connect`, `mark_noted`, `note_netns4`, `note_netns6`, `reuse_bind4`, `reuse_bind6`. 4096 is eight times the largest number of pods on a node that Kubernetes is tested with. No eviction:
 /// an enrolment that finds it full fails.
 #[map(name = "pods")]
 pub(crate) static PODS: HashMap<u64, Pod> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Enrolled pods by address. Writer: capture, with every change of a pod's addresses. Readers: `mark_by_addr`,
-/// `mark_probe`. Four addresses a pod. No eviction.
-#[map(name = "pods_by_addr")]
-pub(crate) static PODS_BY_ADDR: HashMap<Addr, Pod> =
-    HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+/// The netns cookie of sockets. Writers: `note_netns4`, `note_netns6`; user space makes room at a socket of its own that is
+/// to be told. Reader: `mark_noted`. An entry lives as long as its socket, in the socket: no size, no eviction.
+#[btf_map(name = "noted")]
+pub(crate) static NOTED: SkStorage<u64> = SkStorage::new();
 
 /// Sockets that the proxy dialled. Writer: `mark_own`. Readers: both marking programs. An entry lives as long as its
 /// socket, in the socket: no size, no eviction.

@@ -501,7 +501,7 @@ fn bridges_inside_pods_may_repeat_an_address() {
     }
     let node = world.start();
     let pods = [world.enroll(&node), world.try_enroll(&node, &twin.netns()).unwrap()];
-    // Where connections are known by address alone, it stays the first pod's for as long as that has it.
+    // Probes are known by address alone: it stays the first pod's for as long as that has it.
     let holder = || world.holder("172.17.0.1");
     assert_eq!(holder(), Some(pods[0].id()));
     let [mut first, mut second] = pods;

@@ -163,7 +163,7 @@ impl World {
         own.map(|key| IpAddr::from(key.addr.0).to_canonical()).collect()
     }
 
-    /// Whose the address is where pods are known by address.
+    /// Whose pod kubelet is taken to probe at the address.
     pub(crate) fn holder(&self, ip: &str) -> Option<u32> {
         let ip: Ipv4Addr = ip.parse().unwrap();
         let key = Addr(ip.to_ipv6_mapped().octets());
