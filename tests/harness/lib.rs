@@ -18,6 +18,7 @@
 pub mod apps;
 pub mod ca;
 pub mod cgroup;
+pub mod chart;
 pub mod client;
 pub mod control_plane;
 pub mod culvert;

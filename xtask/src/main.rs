@@ -8,6 +8,7 @@
 
 mod bench;
 mod build_ebpf;
+mod chart;
 mod command;
 mod demo;
 mod lint;
@@ -36,6 +37,7 @@ enum Task {
     Lint(lint::Options),
     Demo(demo::Options),
     Bench(bench::Options),
+    Chart(chart::Options),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Task::Lint(options) => Ok(lint::run(options)),
         Task::Demo(options) => demo::run(options),
         Task::Bench(options) => bench::run(options),
+        Task::Chart(options) => chart::run(options),
     };
     match done {
         Ok(code) => code,

@@ -11,7 +11,7 @@ use clap::Args;
 
 use crate::objects::{self, State};
 use crate::toolchain::{LINKER_VERSION, TARGET, Toolchain, linker_version};
-use crate::{command, workspace};
+use crate::{chart, command, workspace};
 
 /// Install what is missing: BPF toolchain, test tools, rustfmt and clippy.
 #[derive(Args)]
@@ -22,11 +22,16 @@ pub(crate) struct Options {
     /// Also what boots other kernels.
     #[arg(long)]
     kernels: bool,
+    /// Only what building takes.
+    #[arg(long, conflicts_with = "kernels")]
+    build: bool,
 }
 
 /// What the machine is set up for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
+    /// A build alone.
+    Build,
     /// Everything that runs on its own kernel.
     OwnKernel,
     /// Tests on other kernels as well.
@@ -36,8 +41,9 @@ pub(crate) enum Purpose {
 impl Purpose {
     /// The programs it takes, with their packages.
     fn tools(self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-        let more = if self == Self::AllKernels { GUEST_TOOLS.as_slice() } else { &[] };
-        TOOLS.iter().chain(more)
+        let tools: &[_] = if self == Self::Build { &[] } else { &TOOLS };
+        let more: &[_] = if self == Self::AllKernels { &GUEST_TOOLS } else { &[] };
+        tools.iter().chain(more)
     }
 }
 
@@ -80,7 +86,11 @@ struct Finding {
 }
 
 pub(crate) fn run(options: Options) -> Result<ExitCode> {
-    let purpose = if options.kernels { Purpose::AllKernels } else { Purpose::OwnKernel };
+    let purpose = match (options.build, options.kernels) {
+        (true, _) => Purpose::Build,
+        (false, false) => Purpose::OwnKernel,
+        (false, true) => Purpose::AllKernels,
+    };
     if !options.check {
         return ensure(purpose).map(|()| ExitCode::SUCCESS);
     }
@@ -133,21 +143,35 @@ fn findings(purpose: Purpose) -> Vec<Finding> {
                 .ok_or_else(|| format!("package {package} on Debian")),
         })
         .collect();
-    findings.extend(COMPONENTS.map(|(subcommand, component)| {
-        Finding {
-            what: component,
-            state: command::probe(command::cargo(subcommand).arg("--version"))
-                .ok_or_else(|| format!("rustup component add {component}")),
-        }
-    }));
     let toolchain = Toolchain::find();
-    findings.push(Finding {
-        what: "bpf clippy",
-        state: match &toolchain {
-            Some(toolchain) if toolchain.has_clippy() => Ok("comes with the bpf compiler".into()),
-            _ => Err("package rust-web-clippy on Debian, the clippy component elsewhere".into()),
-        },
-    });
+    if purpose != Purpose::Build {
+        findings.extend(COMPONENTS.map(|(subcommand, component)| {
+            Finding {
+                what: component,
+                state: command::probe(command::cargo(subcommand).arg("--version"))
+                    .ok_or_else(|| format!("rustup component add {component}")),
+            }
+        }));
+        findings.push(Finding {
+            what: "bpf clippy",
+            state: match &toolchain {
+                Some(toolchain) if toolchain.has_clippy() => {
+                    Ok("comes with the bpf compiler".into())
+                }
+                _ => {
+                    Err("package rust-web-clippy on Debian, the clippy component elsewhere".into())
+                }
+            },
+        });
+        findings.push(Finding {
+            what: "chart tools",
+            state: if chart::are_installed() {
+                Ok(chart::folder().display().to_string())
+            } else {
+                Err(format!("python3 -m venv, pip install -r {}", chart::requirements().display()))
+            },
+        });
+    }
     findings.push(Finding {
         what: "bpf compiler",
         state: toolchain.map(|toolchain| toolchain.to_string()).ok_or_else(|| {
@@ -212,8 +236,16 @@ fn install(purpose: Purpose) {
         }
     }
 
+    if purpose != Purpose::Build
+        && !chart::are_installed()
+        && let Err(error) = ensure_chart_tools()
+    {
+        println!("xtask: {error:#}");
+    }
+
     if command::find("rustup").is_some() {
-        for (subcommand, component) in COMPONENTS {
+        let wanted = if purpose == Purpose::Build { [].as_slice() } else { &COMPONENTS };
+        for &(subcommand, component) in wanted {
             if command::probe(command::cargo(subcommand).arg("--version")).is_none() {
                 attempt(Ok(rustup_add(component)));
             }
@@ -234,6 +266,19 @@ fn install(purpose: Purpose) {
         }
         attempt(Ok(cargo));
     }
+}
+
+/// Installs what renders and checks the chart, unless it is there.
+pub(crate) fn ensure_chart_tools() -> Result<()> {
+    if chart::are_installed() {
+        return Ok(());
+    }
+    let has_venv =
+        command::probe(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_some();
+    if !has_venv && command::find("apt-get").is_some() {
+        attempt(apt_install(&["python3-venv"]));
+    }
+    chart::install()
 }
 
 fn apt() -> Result<Command> {

@@ -13,6 +13,9 @@ use crate::workspace::{self, items, text};
 /// Packages whose `tests/` folders need root, BPF and network namespaces.
 const NETNS_PACKAGES: [&str; 2] = ["culvert-capture", "culvert-tests"];
 
+/// The one among them that needs neither.
+const OF_FILES: &str = "deploy";
+
 /// How long a build may take; the first one on a machine compiles everything.
 pub(super) const BUILD_LIMIT: Duration = Duration::from_mins(25);
 
@@ -112,9 +115,10 @@ fn program(artifact: &Value, metadata: &Value) -> Option<Program> {
     let package = text(package, "name")?.to_owned();
     let target = artifact.get("target")?;
     let kind = items(target, "kind").next().and_then(Value::as_str)?;
+    let name = text(target, "name")?;
     Some(Program {
-        netns: kind == "test" && NETNS_PACKAGES.contains(&package.as_str()),
-        target: format!("{kind} {}", text(target, "name")?),
+        netns: kind == "test" && name != OF_FILES && NETNS_PACKAGES.contains(&package.as_str()),
+        target: format!("{kind} {name}"),
         folder: Path::new(manifest).parent()?.to_owned(),
         executable: PathBuf::from(text(artifact, "executable")?),
         package,
