@@ -53,6 +53,20 @@ pub(crate) fn of_process(pid: u32) -> Result<Duration> {
     process_ticks(&stat).with_context(|| format!("no times in {path}"))
 }
 
+/// Processor time of the threads that a process has now.
+pub(crate) fn of_threads(pid: u32) -> Result<Duration> {
+    let folder = format!("/proc/{pid}/task");
+    let mut sum = Duration::ZERO;
+    for thread in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
+        let path = thread?.path().join("schedstat");
+        // A thread may end meanwhile.
+        let Ok(text) = fs::read_to_string(path) else { continue };
+        let nanoseconds = text.split_whitespace().next().and_then(|first| first.parse().ok());
+        sum += Duration::from_nanos(nanoseconds.with_context(|| format!("no times in {folder}"))?);
+    }
+    Ok(sum)
+}
+
 /// Time that all processors together were not idle, to 10 ms.
 pub(crate) fn of_machine() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/stat").context("read /proc/stat")?;

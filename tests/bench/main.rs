@@ -1,7 +1,7 @@
 //! `bench`: what culvert costs, measured in network namespaces of this machine, as one Markdown report.
 //!
-//! Three groups: across nodes against no mesh; across nodes against the same proxy behind iptables; the steering
-//! alone. Run it through `cargo xtask bench`, which builds it and the proxy for release.
+//! Four groups: across nodes against no mesh; across nodes against the same proxy behind iptables; the steering
+//! alone; a large mesh against a small one. Run it through `cargo xtask bench`, which builds it and the proxy for release.
 
 #![forbid(unsafe_code)]
 #![expect(
@@ -20,6 +20,7 @@ mod pairs;
 mod path;
 mod redirect;
 mod report;
+mod scale;
 mod serve;
 mod sizes;
 mod stats;
@@ -42,6 +43,9 @@ struct Options {
     /// Pairs of each comparison; fewer than 6 give no interval.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pairs: Option<u16>,
+    /// Workloads of the large mesh.
+    #[arg(long)]
+    workloads: Option<usize>,
     /// Measure one group only.
     #[arg(long, value_enum)]
     only: Option<Group>,
@@ -60,6 +64,8 @@ enum Group {
     Redirect,
     /// The steering alone, within one pod, against loopback and REDIRECT.
     Steering,
+    /// A mesh of 100,000 workloads, against one of 100.
+    Scale,
 }
 
 #[derive(Debug, Subcommand)]
@@ -88,6 +94,7 @@ fn measure(options: &Options) -> Result<()> {
     ensure!(require::mesh(), "nothing was measured");
     let mut sizes = if options.quick { Sizes::QUICK } else { Sizes::FULL };
     sizes.pairs = options.pairs.map_or(sizes.pairs, usize::from);
+    sizes.workloads = options.workloads.unwrap_or(sizes.workloads);
     let mut report = Report::begin(&machine::facts()?, sizes.pairs);
     let wanted = |group| options.only.is_none_or(|only| only == group);
     if wanted(Group::Direct) {
@@ -98,6 +105,9 @@ fn measure(options: &Options) -> Result<()> {
     }
     if wanted(Group::Steering) {
         steering::measure(&mut report, &sizes)?;
+    }
+    if wanted(Group::Scale) {
+        scale::measure(&mut report, &sizes)?;
     }
     let text = report.end();
     if let Some(path) = &options.out {

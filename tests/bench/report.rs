@@ -51,23 +51,42 @@ impl Report {
         self.line("|---|---|---|---|---|---|---|---|---|");
     }
 
-    /// A row: the ratio of each pair, culvert's to the reference's.
+    /// A row: the ratio of each pair, culvert's to the reference's, which the bound is on.
     pub(crate) fn row(&mut self, quantity: Quantity, pairs: &[Pair<f64>], bound: Option<Bound>) {
+        let ratios: Vec<f64> = pairs.iter().map(|(reference, ours)| ours / reference).collect();
+        let judged = bound.map(|bound| (bound, shown(bound), ratios.as_slice()));
+        self.compared(quantity, pairs, &ratios, judged);
+    }
+
+    /// A row whose bound is on culvert's own value.
+    pub(crate) fn limited(&mut self, quantity: Quantity, pairs: &[Pair<f64>], bound: Bound) {
+        let ratios: Vec<f64> = pairs.iter().map(|(reference, ours)| ours / reference).collect();
+        let values: Vec<f64> = pairs.iter().map(|(_, ours)| *ours).collect();
+        let limit = format!("{} {}", shown(bound), quantity.unit);
+        self.compared(quantity, pairs, &ratios, Some((bound, limit, &values)));
+    }
+
+    fn compared(
+        &mut self,
+        quantity: Quantity,
+        pairs: &[Pair<f64>],
+        ratios: &[f64],
+        judged: Option<(Bound, String, &[f64])>,
+    ) {
         let median = |side: fn(&Pair<f64>) -> f64| {
             let values: Vec<f64> = pairs.iter().map(side).collect();
             Estimate::of(&values).map_or_else(String::new, |estimate| digits(estimate.median))
         };
-        let ratios: Vec<f64> = pairs.iter().map(|(reference, ours)| ours / reference).collect();
-        let Some(estimate) = Estimate::of(&ratios) else { return };
+        let Some(estimate) = Estimate::of(ratios) else { return };
         let Quantity { name, unit, better } = quantity;
         let better = match better {
             Better::More => "more",
             Better::Less => "less",
         };
-        let (limit, verdict) = bound.map_or_else(Default::default, |bound| {
-            let verdict = bound.judge(estimate.interval);
+        let (limit, verdict) = judged.map_or_else(Default::default, |(bound, limit, values)| {
+            let verdict = bound.judge(Estimate::of(values).and_then(|values| values.interval));
             self.verdicts.push(verdict);
-            (shown(bound), word(verdict))
+            (limit, word(verdict))
         });
         self.line(&format!(
             "| {name} | {unit} | {} | {} | {:.3} | {} | {better} | {limit} | {verdict} |",
@@ -151,7 +170,7 @@ without a reference there is none, and the interval is that of the value itself.
 with a probability of at least 95 % (order statistics, no assumption on the distribution). A bound is *shown* if the
 whole interval keeps it, *missed* if the whole interval breaks it, else *not shown*. CPU time of the proxies is user
 and kernel time of both nodes' culvert processes; that of the machine is all time not idle. Proxies log each
-connection at level info to a file.";
+connection at level info to a file. A bound with a unit is on culvert's value, not on the ratio.";
 
 #[cfg(test)]
 mod tests {
@@ -173,6 +192,15 @@ mod tests {
             "| rate | Gbit/s | 10.0 | 19.5 | 1.950 | 1.910 to 1.990 | more | >= 1.5 | shown |"
         );
         assert!(report.end().ends_with("Bounds: 1 shown, 0 not shown, 0 missed.\n"));
+    }
+
+    #[test]
+    fn a_bound_may_be_on_the_value_instead() {
+        let mut report = Report::default();
+        let pairs: Vec<Pair<f64>> = (0..11).map(|i| (1.0, 19.0 + f64::from(i) / 10.0)).collect();
+        report.limited(RATE, &pairs, Bound::AtLeast(19.1));
+        let end = "| 1.00 | 19.5 | 19.500 | 19.100 to 19.900 | more | >= 19.1 Gbit/s | shown |";
+        assert!(last_line(&report).ends_with(end), "{}", last_line(&report));
     }
 
     #[test]

@@ -15,7 +15,7 @@ fn the_bench_compares_everything_it_promises_to() {
     assert!(output.status.success(), "{report}\n{complaints}");
     assert_eq!(
         report.lines().filter(|line| line.starts_with("## ")).count(),
-        6,
+        10,
         "{report}\n{complaints}"
     );
 }
