@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use culvert_tests::{
-    culvert::Mesh,
+    culvert::{Mesh, mesh_path},
     mesh_file::{VIP_PORT, VIP_V4},
     tap::{Report, Segment},
     topology::{Family, Topology},
@@ -90,8 +90,5 @@ pub(crate) fn how_to_enter(topology: &Topology, port: u16) {
     println!("  {} curl http://127.0.0.1:15020/metrics", enter(&topology.a.netns));
     println!("  tail -f {}", topology.a.dir.join("culvert.log").display());
     println!("  {} tcpdump -ni to-a", enter(&topology.wire));
-    println!(
-        "Policies and workloads can be edited in {}.",
-        topology.dir().join("mesh.yaml").display()
-    );
+    println!("Policies and workloads can be edited in {}.", mesh_path(topology).display());
 }

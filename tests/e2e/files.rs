@@ -34,7 +34,7 @@ fn a_bad_mesh_file_keeps_the_old_state_and_is_reported() {
     let open = App::start(&topology.b1.netns, Behaviour::Echo).unwrap();
     let policy = Policy::new("closed-port", "bank", Action::Deny).port(closed.port());
     let file = MeshFile::new(&topology).policy(&policy);
-    let mesh = Mesh::start(&topology, &file, Remains::Nothing).unwrap();
+    let mesh = Mesh::start_from_files(&topology, &file, Remains::Nothing).unwrap();
     let path = culvert::mesh_path(&topology);
     let reach = |port| {
         let address = topology.b1.at(Family::V4, port);

@@ -94,8 +94,7 @@ fn pods_services_and_policies_as_kubernetes_writes_them_make_a_mesh() {
 #[test]
 fn a_node_gets_no_identity_that_does_not_run_on_it() {
     let Some(topology) = Topology::with_culvert() else { return };
-    let mut mesh =
-        Mesh::start_on_plane(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
+    let mut mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
     poll::until(poll::SOON, "the certificate of b1", || {
         let issued = mesh.plane.as_ref()?.issued();
         issued.contains(&topology.b1.identity()).then_some(())
@@ -132,7 +131,7 @@ fn connections_go_on_while_the_control_plane_is_killed_and_comes_back() {
     let Some(topology) = Topology::with_culvert() else { return };
     let (a1, a2, b1) = (&topology.a1, &topology.a2, &topology.b1);
     let file = MeshFile::new(&topology);
-    let mut mesh = Mesh::start_on_plane(&topology, &file, Remains::Nothing).unwrap();
+    let mut mesh = Mesh::start(&topology, &file, Remains::Nothing).unwrap();
     let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
     let to = b1.at(Family::V4, app.port());
     talks(a1, to, "before");

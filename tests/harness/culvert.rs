@@ -98,12 +98,23 @@ impl<'t> Culvert<'t> {
         remains: Remains,
         more: &[&str],
     ) -> Result<Self> {
-        let mut arguments = base_arguments(node);
-        arguments.extend(plane.arguments(node));
-        Self::start_by(node, pods, arguments, remains, more)
+        Self::start_by(node, pods, plane_arguments(plane, node), remains, more)
     }
 
     fn start_by(
+        node: &'t Node,
+        pods: &[&Pod],
+        arguments: Vec<String>,
+        remains: Remains,
+        more: &[&str],
+    ) -> Result<Self> {
+        let mut culvert = Self::begin(node, pods, arguments, remains, more)?;
+        culvert.wait_ready()?;
+        Ok(culvert)
+    }
+
+    /// Starts the proxy without waiting until it is ready.
+    fn begin(
         node: &'t Node,
         pods: &[&Pod],
         mut arguments: Vec<String>,
@@ -123,7 +134,6 @@ impl<'t> Culvert<'t> {
         }
         let mut culvert = Self { node, arguments, process: None };
         culvert.launch()?;
-        culvert.wait_ready()?;
         Ok(culvert)
     }
 
@@ -313,6 +323,10 @@ pub fn arguments(node: &Node, mesh: &Path, ca: &Path) -> Vec<String> {
     base_arguments(node).into_iter().chain(files.into_iter().flatten()).collect()
 }
 
+fn plane_arguments(plane: &Plane<'_>, node: &Node) -> Vec<String> {
+    base_arguments(node).into_iter().chain(plane.arguments(node)).collect()
+}
+
 /// Those that do not say where mesh and certificates come from.
 fn base_arguments(node: &Node) -> Vec<String> {
     let pods = pods_path(node);
@@ -379,7 +393,7 @@ pub struct Mesh<'t> {
 }
 
 impl<'t> Mesh<'t> {
-    /// Writes the mesh file and a root of trust, and starts both nodes.
+    /// Writes the mesh file and a root of trust, and starts a control plane that serves them, and both nodes on it.
     pub fn start(topology: &'t Topology, file: &MeshFile, remains: Remains) -> Result<Self> {
         Self::start_with(topology, file, remains, &[])
     }
@@ -393,37 +407,43 @@ impl<'t> Mesh<'t> {
     ) -> Result<Self> {
         file.write(&mesh_path(topology))?;
         let ca = Ca::create(&topology.dir().join("ca"))?;
-        let on_a = [&topology.a1, &topology.a2];
-        Ok(Self {
-            a: Culvert::start_with(topology, &topology.a, &on_a, &ca, remains, more)?,
-            b: Culvert::start_with(topology, &topology.b, &[&topology.b1], &ca, remains, more)?,
-            ca,
-            plane: None,
-            topology,
-        })
+        let plane = Plane::start(topology, &ca)?;
+        let arguments = |node: &Node| plane_arguments(&plane, node);
+        let (a, b) = start_both(topology, arguments, remains, more)?;
+        Ok(Self { a, b, ca, plane: Some(plane), topology })
     }
 
-    /// Like [`Mesh::start`], but a control plane tells both nodes of the mesh file and signs for them.
-    pub fn start_on_plane(
+    /// Like [`Mesh::start`], but both nodes read the mesh file and sign by themselves.
+    pub fn start_from_files(
         topology: &'t Topology,
         file: &MeshFile,
         remains: Remains,
     ) -> Result<Self> {
-        file.write(&mesh_path(topology))?;
+        let mesh = mesh_path(topology);
+        file.write(&mesh)?;
         let ca = Ca::create(&topology.dir().join("ca"))?;
-        let plane = Plane::start(topology, &ca)?;
-        let on_a = [&topology.a1, &topology.a2];
-        Ok(Self {
-            a: Culvert::start_on(&plane, &topology.a, &on_a, remains, &[])?,
-            b: Culvert::start_on(&plane, &topology.b, &[&topology.b1], remains, &[])?,
-            ca,
-            plane: Some(plane),
-            topology,
-        })
+        let arguments = |node: &Node| arguments(node, &mesh, ca.dir());
+        let (a, b) = start_both(topology, arguments, remains, &[])?;
+        Ok(Self { a, b, ca, plane: None, topology })
     }
 
-    /// Replaces the mesh file both nodes read.
+    /// Replaces the mesh file.
     pub fn set(&self, file: &MeshFile) -> Result<()> {
         file.write(&mesh_path(self.topology))
     }
+}
+
+/// Both at once, which takes less time than one after the other.
+fn start_both<'t>(
+    topology: &'t Topology,
+    arguments: impl Fn(&Node) -> Vec<String>,
+    remains: Remains,
+    more: &[&str],
+) -> Result<(Culvert<'t>, Culvert<'t>)> {
+    let begin = |node, pods: &[&Pod]| Culvert::begin(node, pods, arguments(node), remains, more);
+    let mut a = begin(&topology.a, &[&topology.a1, &topology.a2])?;
+    let mut b = begin(&topology.b, &[&topology.b1])?;
+    a.wait_ready()?;
+    b.wait_ready()?;
+    Ok((a, b))
 }

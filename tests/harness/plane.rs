@@ -150,6 +150,22 @@ impl<'t> Plane<'t> {
     }
 }
 
+impl Drop for Plane<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines.get(lines.len().saturating_sub(20)..).unwrap_or_default().join("\n");
+            eprintln!("--- control plane, last lines:\n{tail}");
+        }
+    }
+}
+
+/// Where nodes connect to it.
+pub(crate) fn address() -> SocketAddr {
+    (ADDRESS, PORT).into()
+}
+
 fn stats() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, STATS_PORT).into()
 }

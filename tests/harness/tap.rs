@@ -23,7 +23,7 @@ use nix::sys::socket::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::{frame, netns::Netns, tls_records::TlsRecords};
+use crate::{frame, netns::Netns, plane, tls_records::TlsRecords};
 
 /// How many segments a tap keeps.
 pub const MAX_SEGMENTS: usize = 500_000;
@@ -221,6 +221,10 @@ fn listen(socket: &Socket, index: usize, shared: &Shared) {
 }
 
 fn take_in(report: &mut Report, tcp: &frame::Tcp<'_>, needles: &[Vec<u8>]) {
+    // What nodes and their control plane tell each other is no pod's.
+    if [tcp.src, tcp.dst].contains(&plane::address()) {
+        return;
+    }
     if report.segments.len() >= MAX_SEGMENTS {
         report.missed += 1;
         return;
