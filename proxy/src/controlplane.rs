@@ -3,7 +3,8 @@
 use std::{io::Write as _, sync::Arc};
 
 use culvert_controlplane::{
-    CallerOptions, ControlPlane, ControlPlaneError, MeshConfig, Options, Rotated, TokenRules,
+    CallerOptions, ControlPlane, ControlPlaneError, MeshConfig, Options, Rotated, Source,
+    TokenRules,
 };
 use http::{Method, StatusCode};
 use prometheus_client::{encoding::text, registry::Registry};
@@ -17,7 +18,7 @@ use crate::{
     },
     app::{RunError, stop::Stop},
     config::args::{ControlPlaneArgs, RotateRootArgs},
-    logging,
+    logging, pods,
     tasks::Tasks,
 };
 
@@ -52,7 +53,16 @@ async fn serve(args: ControlPlaneArgs) -> Result<(), RunError> {
     let listener = admin::bind(args.listen, "nodes", "--listen").await?;
     let drain = args.drain;
     let mut registry = Registry::default();
-    let control_plane = ControlPlane::open(options(args), &mut registry)?;
+    let source = match &args.config {
+        Some(path) => Source::Files(path.clone()),
+        None => Source::Kubernetes(pods::cluster().await?),
+    };
+    let opened = Box::pin(ControlPlane::open(options(args, source), &mut registry));
+    let control_plane = tokio::select! {
+        opened = opened => opened?,
+        // A cluster may be long in coming.
+        () = stop.told() => return Ok(()),
+    };
     let tasks = Tasks::new(Handle::current());
     let registry = Arc::new(registry);
     admin::http::serve(stats, &tasks, move |route| answer(route, &registry));
@@ -61,7 +71,7 @@ async fn serve(args: ControlPlaneArgs) -> Result<(), RunError> {
     Ok(())
 }
 
-fn options(args: ControlPlaneArgs) -> Options {
+fn options(args: ControlPlaneArgs, source: Source) -> Options {
     let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
     let ip = args.listen.ip();
     names.extend((!ip.is_unspecified()).then(|| ip.to_string()));
@@ -72,7 +82,7 @@ fn options(args: ControlPlaneArgs) -> Options {
         audience: args.token_audience,
     });
     Options {
-        config: args.config,
+        source,
         mesh: MeshConfig {
             cluster_id: args.cluster_id,
             trust_domain: args.trust_domain,
@@ -102,7 +112,7 @@ fn answer(route: &Route<'_>, registry: &Registry) -> Reply {
                 Err(error) => Reply::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
             }
         }
-        // Whoever is answered is answered by a server that has read its files.
+        // Whoever is answered is answered by a server that knows its mesh.
         (&Method::GET, "/ready") => Reply::text(StatusCode::OK, "ready\n".to_owned()),
         (_, "/metrics" | "/ready") => Reply::method_not_allowed(),
         _ => Reply::not_found(),

@@ -16,7 +16,7 @@ pub use file::PodsFileError;
 use governed::Governed;
 pub(crate) use policy::Policy;
 pub use sources::SourceError;
-pub(crate) use sources::Sources;
+pub(crate) use sources::{Sources, cluster};
 
 /// A pod that a source wants enrolled.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -43,11 +43,12 @@ pub(crate) struct Place {
     pub(crate) document: usize,
 }
 
-/// What is wrong, and where. `Display` is one line: `path:line: document n: object: field: what is wrong; remedy`.
+/// What is wrong, and where. `Display` is one line: `path:line: document n: object: field: what is wrong; remedy`, or, where
+/// objects are a cluster's, `object: field: what is wrong; remedy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    pub(crate) path: PathBuf,
-    pub(crate) place: Place,
+    /// `None`: in the cluster.
+    pub(crate) place: Option<(PathBuf, Place)>,
     pub(crate) key: Option<Key>,
     pub(crate) field: String,
     pub(crate) what: String,
@@ -56,7 +57,13 @@ pub struct Problem {
 impl Problem {
     pub(crate) fn new(path: &Path, place: Place, fault: Fault) -> Self {
         let Fault { key, field, what } = fault;
-        Self { path: path.to_owned(), place, key, field, what }
+        Self { place: Some((path.to_owned(), place)), key, field, what }
+    }
+
+    /// One of a cluster's object.
+    pub(crate) fn in_cluster(fault: Fault) -> Self {
+        let Fault { key, field, what } = fault;
+        Self { place: None, key, field, what }
     }
 
     /// Whether the mesh might be less safe without what could not be read.
@@ -68,7 +75,10 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::new();
-        write!(text, "document {}: ", self.place.document)?;
+        if let Some((path, place)) = &self.place {
+            write!(f, "{}:{}: ", path.display(), place.line)?;
+            write!(text, "document {}: ", place.document)?;
+        }
         if let Some(key) = &self.key {
             write!(text, "{key}: ")?;
         }
@@ -77,7 +87,7 @@ impl fmt::Display for Problem {
         }
         text.push_str(&self.what);
         let shown = text.chars().take(MAX_MESSAGE).map(|c| if c.is_control() { ' ' } else { c });
-        write!(f, "{}:{}: {}", self.path.display(), self.place.line, shown.collect::<String>())
+        f.write_str(&shown.collect::<String>())
     }
 }
 

@@ -1,16 +1,43 @@
-//! From the files to the store: what changes in one becomes what changes in the other.
+//! From objects to the store: what changes in one becomes what changes in the other.
+//!
+//! Where objects come from is left to `directory` and `cluster`; each is followed by a module of its own here.
+
+mod cluster;
+mod files;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
+use kube::Client;
+
+use self::{cluster::FromCluster, files::FromFiles};
 use crate::{
-    directory::{Directory, DirectoryError, Watch},
+    directory::DirectoryError,
     documents::Problem,
     metrics::{Event, Metrics},
+    objects::Fault,
     placements::Placements,
     store::Store,
     translate::Translator,
     world::{Change, MeshConfig},
 };
+
+/// Where the objects that describe the mesh are.
+#[derive(Clone)]
+pub enum Source {
+    /// In a directory, or in one file.
+    Files(PathBuf),
+    /// In a cluster, behind its API.
+    Kubernetes(Client),
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Files(path) => f.debug_tuple("Files").field(path).finish(),
+            Self::Kubernetes(_) => f.write_str("Kubernetes"),
+        }
+    }
+}
 
 /// Why the mesh cannot be served at all.
 #[derive(Debug, thiserror::Error)]
@@ -28,12 +55,69 @@ pub enum FeedError {
         /// How many there are.
         count: usize,
     },
+    /// A thread of ours panicked.
+    #[error("translate the mesh's objects")]
+    Translate(#[source] tokio::task::JoinError),
 }
 
-/// Everything that blocks: reading, parsing and translating.
+impl FeedError {
+    /// The first of `problems`, if there is one.
+    fn grave<'a, I: Iterator<Item = &'a Problem>>(mut problems: I) -> Result<(), Self> {
+        let Some(first) = problems.next() else { return Ok(()) };
+        let problem = Box::new(first.clone());
+        Err(Self::Grave { problem, count: 1 + problems.count() })
+    }
+}
+
+/// Objects, followed.
+pub(crate) enum Feed {
+    Files(Box<FromFiles>),
+    Cluster(Box<FromCluster>),
+}
+
+impl Feed {
+    /// Reads everything for the first time and fills `store` and `placements`. Files are read at once; a cluster is waited
+    /// for.
+    pub(crate) async fn open(
+        source: Source,
+        config: MeshConfig,
+        store: Arc<Store>,
+        placements: Arc<Placements>,
+        metrics: Metrics,
+    ) -> Result<Self, FeedError> {
+        let root_namespace = config.root_namespace.clone();
+        let translator = Translator::new(config);
+        let engine = Engine { translator, store, placements, metrics, reported: BTreeSet::new() };
+        Ok(match source {
+            Source::Files(path) => Self::Files(Box::new(FromFiles::open(path, engine)?)),
+            Source::Kubernetes(client) => {
+                let open = FromCluster::open(client, &root_namespace, engine);
+                Self::Cluster(Box::new(Box::pin(open).await?))
+            }
+        })
+    }
+
+    /// Follows them for ever.
+    pub(crate) async fn run(self) {
+        match self {
+            Self::Files(files) => files.run().await,
+            Self::Cluster(cluster) => cluster.run().await,
+        }
+    }
+}
+
+/// Whoever has read objects, and knows what is wrong with them.
+trait Origin {
+    /// Everything that is wrong with the objects as they are, in their order.
+    fn problems(&self) -> Vec<Problem>;
+
+    /// Where the object of a fault stands.
+    fn locate(&self, fault: Fault) -> Problem;
+}
+
+/// What is the same wherever objects come from. All of it blocks.
 #[derive(Debug)]
 struct Engine {
-    directory: Directory,
     translator: Translator,
     store: Arc<Store>,
     placements: Arc<Placements>,
@@ -41,84 +125,9 @@ struct Engine {
     reported: BTreeSet<String>,
 }
 
-/// The directory, followed.
-#[derive(Debug)]
-pub(crate) struct Feed {
-    engine: Option<Engine>,
-    watch: Watch,
-}
-
-impl Feed {
-    /// Reads the directory for the first time and fills `store` and `placements`.
-    pub(crate) fn open(
-        path: PathBuf,
-        config: MeshConfig,
-        store: Arc<Store>,
-        placements: Arc<Placements>,
-        metrics: Metrics,
-    ) -> Result<Self, FeedError> {
-        // Before the first look, so that no change falls between.
-        let watch = Watch::new(&path);
-        let mut engine = Engine {
-            directory: Directory::new(path),
-            translator: Translator::new(config),
-            store,
-            placements,
-            metrics,
-            reported: BTreeSet::new(),
-        };
-        let changes = engine.directory.open()?;
-        engine.take(changes);
-        let problems = engine.directory.problems();
-        let mut grave = problems.iter().filter(|problem| problem.is_grave());
-        if let Some(first) = grave.next() {
-            let problem = Box::new(first.clone());
-            return Err(FeedError::Grave { problem, count: 1 + grave.count() });
-        }
-        Ok(Self { engine: Some(engine), watch })
-    }
-
-    /// Follows the directory for ever.
-    pub(crate) async fn run(mut self) {
-        let mut unrest = false;
-        while let Some(mut engine) = self.engine.take() {
-            if unrest {
-                self.watch.rest().await;
-            } else {
-                self.watch.changed().await;
-            }
-            // Parsing and translating a large mesh takes longer than other tasks may wait.
-            let again = tokio::task::spawn_blocking(move || (engine.again(), engine));
-            match again.await {
-                Ok((again, engine)) => (unrest, self.engine) = (again, Some(engine)),
-                Err(error) => {
-                    tracing::error!(%error, "the files are not followed any more; restart the control plane");
-                }
-            }
-        }
-    }
-}
-
 impl Engine {
-    /// Takes in what changed; `true` if a file is being written.
-    fn again(&mut self) -> bool {
-        match self.directory.again() {
-            Ok(found) => {
-                if !found.changes.is_empty() {
-                    self.metrics.triggered("config");
-                }
-                self.take(found.changes);
-                found.unrest
-            }
-            Err(error) => {
-                let error = culvert_mesh::error::chain(&error);
-                tracing::warn!(error, "objects stay as they are");
-                false
-            }
-        }
-    }
-
-    fn take(&mut self, changes: Vec<Change>) {
+    /// Takes in what changed.
+    fn take(&mut self, changes: Vec<Change>, origin: &impl Origin) {
         for change in &changes {
             match change {
                 Change::Set(key, _) => self.metrics.changed(key.kind, Event::Set),
@@ -134,13 +143,13 @@ impl Engine {
         if changed + removed > 0 {
             tracing::info!(changed, removed, "mesh changed");
         }
-        self.report();
+        self.report(origin);
     }
 
     /// Logs each problem when it appears.
-    fn report(&mut self) {
-        let faults = self.translator.faults().cloned().map(|fault| self.directory.locate(fault));
-        let problems = self.directory.problems().into_iter().chain(faults);
+    fn report(&mut self, origin: &impl Origin) {
+        let faults = self.translator.faults().cloned().map(|fault| origin.locate(fault));
+        let problems = origin.problems().into_iter().chain(faults);
         let now: BTreeSet<_> = problems.map(|problem| problem.to_string()).collect();
         for problem in now.difference(&self.reported) {
             tracing::warn!(problem, "not as written");

@@ -2,8 +2,8 @@
 //! and signs the certificates of what runs on them.
 //!
 //! ```text
-//!  files ─ directory ─▶ objects ─ translate ─▶ resources ─ store ─▶ xds ─▶ nodes
-//!                          └────── placements ──────────────────▶ ca ─▶ nodes
+//!  files ─ directory ─┬▶ objects ─ translate ─▶ resources ─ store ─▶ xds ─▶ nodes
+//!  API ─── cluster ───┘     └────── placements ──────────────────▶ ca ─▶ nodes
 //! ```
 //!
 //! `translate` is pure and as incremental as what changed allows; the store is shared by all connections, and a
@@ -18,6 +18,7 @@
 
 mod ca;
 mod callers;
+mod cluster;
 mod directory;
 mod documents;
 mod feed;
@@ -48,7 +49,7 @@ pub use crate::{
     callers::{AccountsError, CallerOptions, CallersError, NodesError, TokenRules},
     directory::DirectoryError,
     documents::Problem,
-    feed::FeedError,
+    feed::{FeedError, Source},
     listen::TlsError,
     world::MeshConfig,
 };
@@ -71,8 +72,8 @@ const RENEWAL: Duration = Duration::from_hours(12);
 /// What a control plane is made of.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The directory, or the one file, that describes the mesh.
-    pub config: PathBuf,
+    /// Where the objects are that describe the mesh.
+    pub source: Source,
     /// What the objects do not say.
     pub mesh: MeshConfig,
     /// The authority's folder; a root is made there if it holds none.
@@ -114,7 +115,7 @@ pub enum ControlPlaneError {
     NoCallers,
 }
 
-/// A control plane that has read its files.
+/// A control plane that knows its mesh.
 pub struct ControlPlane {
     feed: Feed,
     signer: Arc<Signer>,
@@ -128,9 +129,12 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Reads everything, once; blocks for as long as that takes.
-    pub fn open(options: Options, registry: &mut Registry) -> Result<Self, ControlPlaneError> {
-        let Options { config, mesh, ca_dir, names, callers, node_roots, ttl, drain } = options;
+    /// Reads everything, once. Blocks for as long as files take; waits for a cluster.
+    pub async fn open(
+        options: Options,
+        registry: &mut Registry,
+    ) -> Result<Self, ControlPlaneError> {
+        let Options { source, mesh, ca_dir, names, callers, node_roots, ttl, drain } = options;
         if callers.node_tokens.is_none() && callers.tokens.is_none() && node_roots.is_none() {
             return Err(ControlPlaneError::NoCallers);
         }
@@ -138,7 +142,8 @@ impl ControlPlane {
         let (store, placements) = (Arc::new(Store::new()), Arc::new(Placements::default()));
         let trust_domain = mesh.trust_domain.clone();
         let feed =
-            Feed::open(config, mesh, Arc::clone(&store), Arc::clone(&placements), metrics.clone())?;
+            Feed::open(source, mesh, Arc::clone(&store), Arc::clone(&placements), metrics.clone());
+        let feed = feed.await?;
         let signer = Arc::new(Signer::open(&ca_dir, &trust_domain)?);
         let callers = Arc::new(Callers::new(&callers, Arc::clone(&placements))?);
         let presented = Arc::new(Presented::new(signer.current().issue_server(&names)?)?);

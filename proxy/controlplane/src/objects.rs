@@ -77,7 +77,33 @@ impl Kind {
         matches!(self, Self::AuthorizationPolicy | Self::PeerAuthentication)
     }
 
-    fn group(self) -> &'static str {
+    /// The kind as paths of the Kubernetes API have it.
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            Self::Namespace => "namespaces",
+            Self::Node => "nodes",
+            Self::Pod => "pods",
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::ServiceEntry => "serviceentries",
+            Self::WorkloadEntry => "workloadentries",
+            Self::Gateway => "gateways",
+            Self::AuthorizationPolicy => "authorizationpolicies",
+            Self::PeerAuthentication => "peerauthentications",
+        }
+    }
+
+    /// The versions that it is understood in, best first.
+    pub(crate) fn versions(self) -> &'static [&'static str] {
+        if self.is_custom() { &["v1", "v1beta1"] } else { &["v1"] }
+    }
+
+    /// Whether a cluster may know nothing of it.
+    pub(crate) fn is_custom(self) -> bool {
+        !matches!(self.group(), "" | "discovery.k8s.io")
+    }
+
+    pub(crate) fn group(self) -> &'static str {
         match self {
             Self::Namespace | Self::Node | Self::Pod | Self::Service => "",
             Self::EndpointSlice => "discovery.k8s.io",
@@ -87,7 +113,7 @@ impl Kind {
         }
     }
 
-    fn is_namespaced(self) -> bool {
+    pub(crate) fn is_namespaced(self) -> bool {
         !matches!(self, Self::Namespace | Self::Node)
     }
 
@@ -132,6 +158,21 @@ pub(crate) enum Object {
     Gateway(Box<Gateway>),
     AuthorizationPolicy(Box<Authorization>),
     PeerAuthentication(Box<PeerAuthentication>),
+}
+
+impl Object {
+    /// What is put in the place of one that guards its namespace and cannot be understood: it lets nothing through.
+    pub(crate) fn closed(kind: Kind) -> Option<Self> {
+        match kind {
+            Kind::AuthorizationPolicy => {
+                Some(Self::AuthorizationPolicy(Box::new(Authorization::closed())))
+            }
+            Kind::PeerAuthentication => {
+                Some(Self::PeerAuthentication(Box::new(PeerAuthentication::closed())))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Why a value is not an object that can be used.

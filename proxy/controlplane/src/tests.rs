@@ -16,12 +16,14 @@ use culvert_proto::{
         IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
     },
 };
+use culvert_test_cluster::ApiServer;
 use futures::{FutureExt as _, channel::mpsc, future::BoxFuture};
 use http::{Request, Response, Uri};
 use hyper::{body::Incoming, client::conn::http2::SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
+use serde_json::json;
 use tokio::{net::TcpSocket, task::JoinSet};
 use tokio_rustls::TlsConnector;
 use tonic::{Code, Status, body::Body};
@@ -66,16 +68,23 @@ const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: s
 
 impl Scene {
     async fn new(mesh: &str) -> Self {
+        Self::serving(|dir| {
+            fs::write(dir.join("mesh/a.yaml"), mesh).unwrap();
+            options(dir)
+        })
+        .await
+    }
+
+    async fn serving(options: impl FnOnce(&std::path::Path) -> Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("mesh")).unwrap();
-        fs::write(dir.path().join("mesh/a.yaml"), mesh).unwrap();
         let tokens = dir.path().join("tokens.yaml");
         fs::write(&tokens, "n1: a-token-of-node-one\n").unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let control_plane =
-            ControlPlane::open(options(dir.path()), &mut Registry::default()).unwrap();
+            ControlPlane::open(options(dir.path()), &mut Registry::default()).await.unwrap();
         let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
         let stopped = stop.clone();
         tasks.spawn(async move {
@@ -116,7 +125,7 @@ impl Scene {
 
 fn options(dir: &std::path::Path) -> Options {
     Options {
-        config: dir.join("mesh"),
+        source: Source::Files(dir.join("mesh")),
         mesh: MeshConfig::default(),
         ca_dir: dir.join("ca"),
         names: vec!["localhost".to_owned()],
@@ -196,23 +205,27 @@ async fn nobody_is_told_anything_who_does_not_prove_to_be_a_node() {
 async fn certificates_are_for_what_runs_on_the_node() {
     let mut scene = Scene::new(POD).await;
     let channel = scene.connect(TOKEN).await;
-    let mut client = IstioCertificateServiceClient::with_origin(channel, origin());
+    for (account, code) in [("web", Code::Ok), ("ledger", Code::PermissionDenied)] {
+        assert_eq!(certificate(&channel, account).await, code, "{account}");
+    }
+}
+
+/// What comes of asking for a certificate of an account of namespace `shop`.
+async fn certificate(channel: &Channel, account: &str) -> Code {
+    let mut client = IstioCertificateServiceClient::with_origin(channel.clone(), origin());
     let key = rcgen::KeyPair::generate().unwrap();
     let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
-    for (account, code) in [("web", Code::Ok), ("ledger", Code::PermissionDenied)] {
-        let identity = format!("spiffe://cluster.local/ns/shop/sa/{account}");
-        let value =
-            prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(identity)) };
-        let fields = [("ImpersonatedIdentity".to_owned(), value)].into();
-        let answer = client
-            .create_certificate(IstioCertificateRequest {
-                csr: request.pem().unwrap(),
-                validity_duration: 3600,
-                metadata: Some(prost_types::Struct { fields }),
-            })
-            .await;
-        assert_eq!(answer.err().map_or(Code::Ok, |status| status.code()), code, "{account}");
-    }
+    let identity = format!("spiffe://cluster.local/ns/shop/sa/{account}");
+    let value = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(identity)) };
+    let fields = [("ImpersonatedIdentity".to_owned(), value)].into();
+    let answer = client
+        .create_certificate(IstioCertificateRequest {
+            csr: request.pem().unwrap(),
+            validity_duration: 3600,
+            metadata: Some(prost_types::Struct { fields }),
+        })
+        .await;
+    answer.err().map_or(Code::Ok, |status| status.code())
 }
 
 #[tokio::test]
@@ -221,16 +234,65 @@ async fn a_mesh_whose_policies_cannot_be_understood_is_not_served() {
     fs::create_dir(dir.path().join("mesh")).unwrap();
     let text = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p}\nspec: {acton: DENY}\n";
     fs::write(dir.path().join("mesh/a.yaml"), text).unwrap();
-    let error = ControlPlane::open(options(dir.path()), &mut Registry::default()).err().unwrap();
+    let error =
+        ControlPlane::open(options(dir.path()), &mut Registry::default()).await.err().unwrap();
     let text = error.to_string();
     assert!(text.contains("a.yaml:1: document 1: AuthorizationPolicy default/p: spec"), "{text}");
     assert!(!dir.path().join("ca").exists(), "nothing was made before that was known");
 }
 
-#[test]
-fn a_control_plane_that_knows_no_caller_does_not_start() {
+#[tokio::test]
+async fn a_control_plane_that_knows_no_caller_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options { callers: CallerOptions::default(), ..options(dir.path()) };
-    let error = ControlPlane::open(options, &mut Registry::default()).err().unwrap();
+    let error = ControlPlane::open(options, &mut Registry::default()).await.err().unwrap();
     assert!(matches!(error, ControlPlaneError::NoCallers));
+}
+
+/// A control plane of a cluster's objects, with the files of `dir`.
+fn of_cluster(dir: &std::path::Path, api: &ApiServer) -> Options {
+    let url = format!("http://{}", api.address).parse().unwrap();
+    let client = kube::Client::try_from(kube::Config::new(url)).unwrap();
+    Options { source: Source::Kubernetes(client), ..options(dir) }
+}
+
+fn pod(name: &str) -> serde_json::Value {
+    json!({"metadata": {"name": name, "namespace": "shop"}, "status": {"podIP": "10.0.0.1"},
+        "spec": {"nodeName": "n1", "serviceAccountName": "web"}})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_told_of_changes_in_a_cluster_and_gets_certificates_for_its_pods_there() {
+    let api = ApiServer::start().await;
+    api.put("pods", pod("web"));
+    let mut scene = Scene::serving(|dir| of_cluster(dir, &api)).await;
+    let channel = scene.connect(TOKEN).await;
+    let mut node = Node::open(channel.clone()).await.unwrap();
+    assert_eq!(node.told().await.unwrap(), ["Kubernetes//Pod/shop/web"]);
+    assert_eq!(certificate(&channel, "web").await, Code::Ok);
+    api.put("pods", pod("cart"));
+    assert_eq!(node.told().await.unwrap(), ["Kubernetes//Pod/shop/cart"]);
+    api.delete("pods", "shop/cart");
+    assert_eq!(node.told().await.unwrap(), ["-Kubernetes//Pod/shop/cart"]);
+    api.delete("pods", "shop/web");
+    assert_eq!(node.told().await.unwrap(), ["-Kubernetes//Pod/shop/web"]);
+    assert_eq!(certificate(&channel, "web").await, Code::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_of_the_root_namespace_that_cannot_be_understood_keep_a_cluster_from_being_served()
+{
+    let api = ApiServer::start().await;
+    let policy = |namespace: &str| json!({"metadata": {"name": "p", "namespace": namespace}, "spec": {"acton": "DENY"}});
+    api.put("authorizationpolicies", policy("shop"));
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tokens.yaml"), "n1: a-token-of-node-one\n").unwrap();
+    let mode = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(dir.path().join("tokens.yaml"), mode).unwrap();
+    let open = ControlPlane::open(of_cluster(dir.path(), &api), &mut Registry::default()).await;
+    assert!(open.is_ok());
+    api.put("authorizationpolicies", policy("istio-system"));
+    let open = ControlPlane::open(of_cluster(dir.path(), &api), &mut Registry::default()).await;
+    let text = open.err().unwrap().to_string();
+    assert!(text.starts_with("AuthorizationPolicy istio-system/p: spec"), "{text}");
 }

@@ -22,6 +22,11 @@ pub enum SourceError {
     Kubernetes(#[source] Box<kube::Error>),
 }
 
+/// The cluster's API: as kubectl finds it, or as programs in pods do.
+pub(crate) async fn cluster() -> Result<kube::Client, SourceError> {
+    kube::Client::try_default().await.map_err(|error| SourceError::Kubernetes(Box::new(error)))
+}
+
 /// The sources, and how many have not told everything yet.
 pub(crate) struct Sources {
     all: Vec<Source>,
@@ -68,9 +73,7 @@ impl Sources {
             all.push(Source::Agent(Governed::new(agent, policy.clone())));
         }
         if wanted.kubernetes {
-            let client = kube::Client::try_default()
-                .await
-                .map_err(|error| SourceError::Kubernetes(Box::new(error)))?;
+            let client = cluster().await?;
             let options = kubernetes::Options {
                 node: node.to_owned(),
                 proc: wanted.proc.clone(),

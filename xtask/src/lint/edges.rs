@@ -30,6 +30,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("culvert-carry", &["culvert"]),
     ("culvert-observe", &["culvert"]),
     ("culvert-dns", &["culvert"]),
+    // A server that their tests watch.
+    ("culvert-test-cluster", &["culvert-agent", "culvert-controlplane"]),
 ];
 
 /// The one crate that may depend on any: scenarios look at culvert from every side.

@@ -1,14 +1,11 @@
 //! Against a server that speaks the API over real connections, and real networks beneath folders like those of `/proc`.
-#![expect(clippy::disallowed_methods, reason = "what a test spawns ends with it")]
-
-mod api;
 
 use culvert_mesh::PodRef;
+use culvert_test_cluster::ApiServer;
 use kube::Config;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use self::api::ApiServer;
 use super::*;
 use crate::discovery::testing::{Node, may_make_networks};
 
@@ -102,7 +99,7 @@ async fn what_changes_the_decision_is_told() {
     assert_eq!(told(&mut source).await, format!("removed {UID}"));
     api.put("pods", pod(UID, "web-0", "10.1.0.7"));
     assert_eq!(told(&mut source).await, "added shop/web-0 as web");
-    api.delete("pods", "web-0");
+    api.delete("pods", "shop/web-0");
     assert_eq!(told(&mut source).await, format!("removed {UID}"));
 }
 
@@ -185,7 +182,7 @@ async fn watches_that_break_lose_nothing() {
     node.process(80, &format!("0::/kubepods/pod{OTHER}/1c3b"), 600, &network);
     assert_eq!(told(&mut source).await, "added shop/web-0 as web");
     assert_eq!(told(&mut source).await, "synced");
-    api.bookmark();
+    api.bookmark("pods");
     // The rest of the file counts on both watches being there.
     tells_nothing(&mut source).await;
 
@@ -194,7 +191,7 @@ async fn watches_that_break_lose_nothing() {
     assert_eq!(told(&mut source).await, "added shop/db-0 as web");
     tells_nothing(&mut source).await;
 
-    api.delete_and_forget("pods", "db-0");
+    api.delete_and_forget("pods", "shop/db-0");
     assert_eq!(told(&mut source).await, format!("removed {OTHER}"));
     tells_nothing(&mut source).await;
 
@@ -203,6 +200,6 @@ async fn watches_that_break_lose_nothing() {
     api.cut();
     tells_nothing(&mut source).await;
     api.forbid(false);
-    api.delete("pods", "web-0");
+    api.delete("pods", "shop/web-0");
     assert_eq!(told(&mut source).await, format!("removed {UID}"));
 }

@@ -17,6 +17,15 @@ pub(crate) struct Authorization {
     pub(crate) spec: AuthorizationSpec,
 }
 
+impl Authorization {
+    /// Nobody, to anybody.
+    pub(super) fn closed() -> Self {
+        let (action, rules) = (AuthorizationAction::Deny, vec![Rule::default()]);
+        let spec = AuthorizationSpec { action, rules, ..AuthorizationSpec::default() };
+        Self { metadata: Meta::default(), spec }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct AuthorizationSpec {
@@ -183,6 +192,13 @@ pub(crate) enum Mode {
 }
 
 impl PeerAuthentication {
+    /// Every workload of the namespace asks for an identity.
+    pub(super) fn closed() -> Self {
+        let mtls = MutualTls { mode: Mode::Strict };
+        let spec = PeerAuthenticationSpec { mtls, ..PeerAuthenticationSpec::default() };
+        Self { metadata: Meta::default(), spec }
+    }
+
     /// The labels of the workloads it is for; `None` for all of its namespace, or of the mesh.
     pub(crate) fn selector(&self) -> Option<&Labels> {
         let labels = &self.spec.selector.as_ref()?.match_labels;

@@ -14,6 +14,11 @@ AuthorizationPolicy and PeerAuthentication; and documents with workloads, servic
 format. It is read again whenever it changes, and nodes are told the difference. A mistake is logged and changes nothing \
 else; at the start, one in a policy is an error.
 
+With --kubernetes the same objects are watched in a cluster instead, found as kubectl and programs in pods find it. \
+Nothing is served before every kind has been listed once; Istio's kinds and Gateway may be unknown to the cluster. The \
+service account must be allowed to get, list and watch them all. At the start, a mistake in a policy closes the policy's \
+namespace, and one in a policy of the root namespace is an error.
+
 A first try:
 
   mkdir -m 700 ca && umask 077
@@ -35,8 +40,17 @@ A control plane that runs takes each step over by itself, and nodes notice none 
 #[derive(ClapArgs, Debug)]
 pub struct ControlPlaneArgs {
     /// Directory (or one file) of objects that describe the mesh, read again when it changes
-    #[arg(long, env = "CULVERT_CONFIG", value_name = "DIR")]
-    pub config: PathBuf,
+    #[arg(
+        long,
+        env = "CULVERT_CONFIG",
+        value_name = "DIR",
+        required_unless_present = "kubernetes",
+        conflicts_with = "kubernetes"
+    )]
+    pub config: Option<PathBuf>,
+    /// Watch the objects in a Kubernetes cluster, instead of --config
+    #[arg(long, env = "CULVERT_KUBERNETES")]
+    pub kubernetes: bool,
     /// Directory of the certificate authority: ca.pem and ca-key.pem, made if there are none, and the record of certificates
     #[arg(long, env = "CULVERT_CA_DIR", value_name = "DIR")]
     pub ca_dir: PathBuf,
