@@ -169,10 +169,10 @@ fn no_connection_is_lost_while_processes_hand_over() {
     let ends = Ends::start(&topology);
     let ways = ends.ways(&topology);
     let wire = Tap::start(&topology.wire, WIRE, &[]).unwrap();
-    let load = ends.load(&topology, 6);
+    let load = ends.load(&topology, require::rounds(6, 100));
     let mut before = programs(&mesh, &topology);
     for round in 0..3 {
-        let mut held = Held::open(&ways, require::rounds(200, 10_000));
+        let mut held = Held::open(&ways, 200);
         let elder = succeed(&mut mesh.a);
         held.talk("with two processes");
         let after = programs(&mesh, &topology);
@@ -188,6 +188,9 @@ fn no_connection_is_lost_while_processes_hand_over() {
         end(elder);
         one_set(&mesh.a, &topology);
     }
+    let ended = || load.iter().map(Load::ended).sum::<usize>();
+    let want = require::rounds(100, 10_000);
+    poll::until(Duration::from_mins(2), "enough connections", || (ended() >= want).then_some(()));
     for load in load {
         let tally = load.stop();
         assert!(tally.done > 0);
