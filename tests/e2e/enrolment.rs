@@ -102,7 +102,7 @@ fn connections_from_before_enrolment_survive_it_and_un_enrolment_too() {
 fn captured_connections_go_on_for_the_drain_period_and_new_ones_go_direct_at_once() {
     let Some(topology) = Topology::with_culvert() else { return };
     let (a1, a2) = (&topology.a1, &topology.a2);
-    let (file, drain) = (MeshFile::new(&topology), ["--drain", "4s"]);
+    let (file, drain) = (MeshFile::new(&topology), ["--drain", "10s"]);
     let mesh = Mesh::start_with(&topology, &file, Remains::Nothing, &drain).unwrap();
     let traffic = Traffic::new(&topology);
     let mut captured = traffic.open();
@@ -154,7 +154,7 @@ fn short_connections_through_cycles_of_enrolment_are_neither_refused_nor_reset()
     // By filters a SYN can be lost while their qdisc comes or goes, about once in 20,000 connections.
     let Some(topology) = Topology::with_culvert().filter(|_| inspect::have_tcx()) else { return };
     let (a1, a2, b1, x) = (&topology.a1, &topology.a2, &topology.b1, &topology.x);
-    let (file, drain) = (MeshFile::new(&topology), ["--drain", "5s"]);
+    let (file, drain) = (MeshFile::new(&topology), ["--drain", "2m"]);
     let mesh = Mesh::start_with(&topology, &file, Remains::Nothing, &drain).unwrap();
     // What happens where the two choose the same port is another matter, and has a scenario of its own in `tcp_traps`.
     x.netns.set_sysctl("ipv4/ip_local_port_range", "10000 29999").unwrap();

@@ -32,7 +32,7 @@ use nix::sys::signal::Signal;
 use crate::talk::{await_filters, talks};
 
 /// Longer than any scenario keeps connections through the elder.
-const PATIENT: [&str; 2] = ["--drain", "20s"];
+const PATIENT: [&str; 2] = ["--drain", "2m"];
 const CAPTURED: &[&str] = &["hold_in", "guard"];
 
 fn mesh<'t>(topology: &'t Topology, more: &[&str]) -> Mesh<'t> {
@@ -205,7 +205,7 @@ fn no_connection_is_lost_while_processes_hand_over() {
 #[test]
 fn connections_of_the_elder_go_on_until_its_drain_ends() {
     let Some(topology) = Topology::with_culvert() else { return };
-    let mut mesh = mesh(&topology, &["--drain", "3s"]);
+    let mut mesh = mesh(&topology, &["--drain", "8s"]);
     let ends = Ends::start(&topology);
     let ways = ends.ways(&topology);
     let mut old = Held::open(&ways, 4);
