@@ -162,7 +162,7 @@ fn short_connections_through_cycles_of_enrolment_are_neither_refused_nor_reset()
     let apps = [a1, b1, x].map(|pod| App::start(&pod.netns, Behaviour::Echo).unwrap());
     let to = |pod: &Pod, app: &App| Family::BOTH.map(|family| pod.at(family, app.port()));
     let wire = Tap::start(&topology.wire, WIRE, &[]).unwrap();
-    let workers = require::rounds(5, 50);
+    let workers = require::rounds(3, 50);
     let loads = [(a1, x, &apps[2]), (x, a1, &apps[0]), (a1, b1, &apps[1]), (a2, b1, &apps[1])]
         .map(|(from, pod, app)| Load::start(&from.netns, &to(pod, app), workers));
     let ended = || loads.iter().map(Load::ended).sum::<usize>();

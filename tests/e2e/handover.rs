@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -243,6 +244,8 @@ fn transfers_under_way_complete() {
                     let chunk = source.next_chunk().expect("nothing left to send");
                     stream.write_all(chunk).unwrap_or_else(|e| panic!("{to}: {e}"));
                     sent.update(chunk);
+                    // At full speed it would leave an emulated CPU no time for handshakes.
+                    thread::sleep(Duration::from_millis(10));
                 }
                 stream.shutdown(Shutdown::Write).unwrap();
                 let mut reply = String::new();
