@@ -15,7 +15,7 @@ use std::{io::Write as _, path::Path, sync::Arc};
 use culvert_capture::{CaptureError, HostError, Node};
 use culvert_carry::Timeouts;
 use culvert_observe::{Connections, Dns, Observe};
-use culvert_sys::{cgroup::Hierarchy, netns::Netns};
+use culvert_sys::{cgroup::Hierarchy, container, netns::Netns};
 use culvert_tls::Certificates;
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -55,6 +55,7 @@ const COMMANDS: usize = 8;
 pub fn run(config: Config) -> Result<(), RunError> {
     logging::init(config.log_format, &config.log_filter)?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), ?config, "culvert starts");
+    unmask();
     let open_files = culvert_sys::limits::raise_open_files();
     tracing::debug!(?open_files, "raised the limit of open files");
     let data = Builder::new_multi_thread()
@@ -73,6 +74,7 @@ pub fn cleanup(args: &CleanupArgs) -> Result<(), RunError> {
         return Err(config::ConfigError::Node { node: args.node.clone() }.into());
     }
     logging::init(config::LogFormat::Plain, "warn")?;
+    unmask();
     let pods = culvert_capture::cleanup(&args.bpffs, &args.node)?;
     let hierarchy = Hierarchy::find(Path::new(CGROUP_FALLBACK))?;
     for seat in culvert_capture::SEATS {
@@ -81,6 +83,15 @@ pub fn cleanup(args: &CleanupArgs) -> Result<(), RunError> {
     handover::remove_sockets(&args.node)?;
     let line = format!("removed node {} with {pods} enrolled pods\n", args.node);
     std::io::stdout().write_all(line.as_bytes()).map_err(RunError::Output)
+}
+
+/// Undoes what a container runtime keeps from the node's proxy. What cannot be undone shows itself where it is needed.
+fn unmask() {
+    match container::unmask_sysctls() {
+        Ok(false) => {}
+        Ok(true) => tracing::debug!("made /proc/sys of this container writable"),
+        Err(error) => tracing::warn!(%error, "/proc/sys of this container cannot be written"),
+    }
 }
 
 async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), RunError> {

@@ -13,6 +13,7 @@ mod bench;
 mod bulk;
 mod captured;
 mod certificates;
+mod containers;
 mod control;
 mod dns;
 mod endings;

@@ -20,6 +20,7 @@ pub mod ca;
 pub mod cgroup;
 pub mod chart;
 pub mod client;
+pub mod container;
 pub mod control_plane;
 pub mod culvert;
 pub mod dns;

@@ -51,7 +51,7 @@ impl Purpose {
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 
 /// What the scenarios run: program, and the package that brings it.
-const TOOLS: [(&str, &str); 9] = [
+const TOOLS: [(&str, &str); 12] = [
     ("ip", "iproute2"),
     ("iptables", "iptables"),
     ("tcpdump", "tcpdump"),
@@ -61,14 +61,14 @@ const TOOLS: [(&str, &str); 9] = [
     ("iperf3", "iperf3"),
     ("openssl", "openssl"),
     ("mount", "mount"),
+    ("buildah", "buildah"),
+    ("runc", "runc"),
+    ("strip", "binutils"),
 ];
 
 /// What boots another kernel and fills its first file system.
-const GUEST_TOOLS: [(&str, &str); 3] = [
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("busybox", "busybox-static"),
-    ("strip", "binutils"),
-];
+const GUEST_TOOLS: [(&str, &str); 2] =
+    [("qemu-system-x86_64", "qemu-system-x86"), ("busybox", "busybox-static")];
 
 /// A compiler with `core` for the BPF target, and its clippy.
 const COMPILER_PACKAGES: [&str; 3] = ["rustc-web", "libstd-rust-web-dev-bpf", "rust-web-clippy"];

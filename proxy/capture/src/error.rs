@@ -189,6 +189,15 @@ pub enum HostError {
         /// The operating system's reason.
         source: io::Error,
     },
+    /// A bpffs would end with the container, and let go of every pod.
+    #[error(
+        "mount a bpffs at {}: it would end with this container; mount it on the node, mount -t bpf bpf /sys/fs/bpf, or share it with mountPropagation: Bidirectional",
+        path.display()
+    )]
+    OwnBpffs {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// cgroup2 is not there or cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),

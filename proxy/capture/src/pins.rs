@@ -44,6 +44,9 @@ pub(crate) fn ensure_bpffs(path: &Path) -> Result<(), HostError> {
     if is_bpffs(path) {
         return Ok(());
     }
+    if culvert_sys::container::mounts_stay_inside(path) {
+        return Err(HostError::OwnBpffs { path: path.to_owned() });
+    }
     fs::create_dir_all(path).map_err(error)?;
     let flags = nix::mount::MsFlags::empty();
     nix::mount::mount(Some("bpf"), path, Some("bpf"), flags, None::<&str>)

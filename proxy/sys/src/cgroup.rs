@@ -33,6 +33,8 @@ pub enum CgroupError {
 #[derive(Clone, Debug)]
 pub struct Hierarchy {
     root: PathBuf,
+    /// The root of this process's cgroup namespace is somewhere beneath it, and `/proc/self/cgroup` tells names from there.
+    names_are_hidden: bool,
 }
 
 impl Hierarchy {
@@ -41,11 +43,11 @@ impl Hierarchy {
         let path = Path::new("/proc/self/mountinfo");
         let io = |source| CgroupError::Io { attempt: "read", path: path.to_owned(), source };
         let mounts = fs::read_to_string(path).map_err(io)?;
-        if let Some(root) = mount_point(&mounts) {
-            return Ok(Self { root });
+        if let Some(found) = mounted(&mounts) {
+            return Ok(found);
         }
         mount(fallback).map_err(|source| CgroupError::NotMounted { source })?;
-        Ok(Self { root: fallback.to_owned() })
+        Ok(Self { root: fallback.to_owned(), names_are_hidden: false })
     }
 
     /// The root of the hierarchy as this process sees it.
@@ -59,6 +61,10 @@ impl Hierarchy {
         let io = |source| CgroupError::Io { attempt: "read", path: path.to_owned(), source };
         let membership = fs::read_to_string(path).map_err(io)?;
         let relative = own_path(&membership).unwrap_or("");
+        if self.names_are_hidden {
+            let source = || io::Error::new(io::ErrorKind::NotFound, "no cgroup has this process");
+            return find(&self.root, holds_this_process).pop().ok_or_else(|| io(source()));
+        }
         Ok(self.root.join(relative))
     }
 
@@ -79,7 +85,8 @@ impl Hierarchy {
     /// Removes the cgroup that [`Self::enter_own`] made for a process that is gone, in whichever cgroup that was started;
     /// one that still has processes stays.
     pub fn remove_own(&self, name: &str) -> Result<(), CgroupError> {
-        find(&self.root, name).iter().try_for_each(|cgroup| remove(cgroup))
+        let found = find(&self.root, |cgroup| cgroup.file_name().is_some_and(|own| own == name));
+        found.iter().try_for_each(|cgroup| remove(cgroup))
     }
 }
 
@@ -105,8 +112,8 @@ impl Own {
     }
 }
 
-/// The cgroups called `name` beneath `root`. One that goes away meanwhile is passed over.
-fn find(root: &Path, name: &str) -> Vec<PathBuf> {
+/// The cgroups beneath `root` that are `wanted`; not what is beneath those. One that goes away meanwhile is passed over.
+fn find(root: &Path, wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut unread = vec![root.to_owned()];
     while let Some(cgroup) = unread.pop() {
@@ -114,7 +121,7 @@ fn find(root: &Path, name: &str) -> Vec<PathBuf> {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
-            if entry.file_name() == name {
+            if wanted(&entry.path()) {
                 found.push(entry.path());
             } else {
                 unread.push(entry.path());
@@ -122,6 +129,12 @@ fn find(root: &Path, name: &str) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+fn holds_this_process(cgroup: &Path) -> bool {
+    let me = std::process::id().to_string();
+    let procs = fs::read_to_string(cgroup.join("cgroup.procs"));
+    procs.is_ok_and(|procs| procs.lines().any(|pid| pid == me))
 }
 
 fn enter(cgroup: &Path) -> Result<(), CgroupError> {
@@ -173,14 +186,17 @@ fn mount(at: &Path) -> io::Result<()> {
     Ok(mount(Some("none"), at, Some("cgroup2"), MsFlags::empty(), None::<&str>)?)
 }
 
-/// The first mount point of type cgroup2 in `mountinfo` (`proc_pid_mountinfo(5)`).
-fn mount_point(mountinfo: &str) -> Option<PathBuf> {
+/// The first mount of type cgroup2 in `mountinfo` (`proc_pid_mountinfo(5)`).
+fn mounted(mountinfo: &str) -> Option<Hierarchy> {
     mountinfo.lines().find_map(|line| {
         let (mount, filesystem) = line.split_once(" - ")?;
         if filesystem.split(' ').next()? != "cgroup2" {
             return None;
         }
-        mount.split(' ').nth(4).map(PathBuf::from)
+        let mut fields = mount.split(' ').skip(3);
+        // Of a mount that shows more than the namespace, the root is told as `/..`, `/../..` and so on.
+        let names_are_hidden = fields.next()?.starts_with("/..");
+        Some(Hierarchy { root: fields.next()?.into(), names_are_hidden })
     })
 }
 
@@ -198,10 +214,13 @@ mod tests {
     fn the_mount_is_found_in_hybrid_and_unified_layouts() {
         let hybrid = "30 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
                       31 30 0:27 / /sys/fs/cgroup/unified rw,relatime shared:5 - cgroup2 cgroup2 rw\n";
-        assert_eq!(mount_point(hybrid), Some("/sys/fs/cgroup/unified".into()));
+        let found = |mounts| mounted(mounts).map(|found| (found.root, found.names_are_hidden));
+        assert_eq!(found(hybrid), Some(("/sys/fs/cgroup/unified".into(), false)));
         let unified = "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(mount_point(unified), Some("/sys/fs/cgroup".into()));
-        assert_eq!(mount_point("30 24 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n"), None);
+        assert_eq!(found(unified), Some(("/sys/fs/cgroup".into(), false)));
+        assert_eq!(found("30 24 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n"), None);
+        let container = "86 76 0:38 /../../.. /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
+        assert_eq!(found(container), Some(("/sys/fs/cgroup".into(), true)));
     }
 
     #[test]
@@ -212,7 +231,24 @@ mod tests {
             fs::create_dir_all(dir.path().join(other)).unwrap();
         }
         fs::create_dir_all(&wanted).unwrap();
-        assert_eq!(find(dir.path(), "culvert-a"), [wanted]);
+        assert_eq!(find(dir.path(), |cgroup| cgroup.ends_with("culvert-a")), [wanted]);
+    }
+
+    #[test]
+    fn where_names_are_hidden_the_own_cgroup_is_the_one_with_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("kubepods.slice/pod1/culvert");
+        for (cgroup, pid) in
+            [("system.slice", 1), ("kubepods.slice/pod1/culvert", std::process::id())]
+        {
+            let folder = dir.path().join(cgroup);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("cgroup.procs"), format!("0\n{pid}\n")).unwrap();
+        }
+        let hierarchy = Hierarchy { root: dir.path().to_owned(), names_are_hidden: true };
+        assert_eq!(hierarchy.own().unwrap(), own);
+        fs::remove_dir_all(own).unwrap();
+        assert!(hierarchy.own().is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod bpf;
 pub mod caps;
 pub mod cgroup;
 pub mod chain;
+pub mod container;
 pub mod datagram;
 pub mod handoff;
 pub mod interfaces;

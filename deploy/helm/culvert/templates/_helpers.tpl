@@ -55,15 +55,16 @@ capabilities:
   add:
     # Pods' rules, routes, tc filters, transparent sockets and marks.
     - NET_ADMIN
-    # Answers in the name of the name server that was asked, probes of link-local peers.
+    # DNS answers that are sent in the name of the server that the pod has asked.
     - NET_RAW
-    # setns(2) into pods' networks, and BPF programs of cgroups and networks before Linux 5.8's finer capabilities.
+    # setns(2) into pods' networks. Also makes /proc/sys writable, which the runtime mounts read-only, for pods' sysctls:
+    # procMount: Unmasked is granted in user namespaces only.
     - SYS_ADMIN
     # /proc/PID/ns/net and /proc/PID/root of pods' processes: where a pod's network and resolv.conf are.
     - SYS_PTRACE
-    # Loads programs and makes maps.
+    # Programs and maps, and what the verifier allows only whom it trusts with the kernel's addresses. SYS_ADMIN stands in for
+    # both; they are named for rules that ask for them by name.
     - BPF
-    # Lets the verifier take programs that compare pointers.
     - PERFMON
     # Before Linux 5.11 maps count as locked memory, whose limit must be raised; also the limit of open files.
     - SYS_RESOURCE
