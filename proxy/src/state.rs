@@ -105,7 +105,7 @@ impl State {
     }
 
     /// Takes in what the control plane says. Readers never wait.
-    pub(crate) fn apply(&self, updates: Vec<Update>) {
+    pub(crate) fn apply(&self, updates: impl IntoIterator<Item = Update>) {
         self.update(|mesh, pool| {
             mesh.apply(Origin::ControlPlane, updates.into_iter().map(|update| pool.share(update)))
         });

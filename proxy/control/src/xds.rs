@@ -9,6 +9,7 @@ mod backoff;
 mod demand;
 mod metrics;
 mod node;
+mod response;
 mod session;
 
 #[cfg(test)]
@@ -19,11 +20,9 @@ use std::time::Duration;
 use culvert_mesh::Update;
 use culvert_mesh::error::chain;
 use culvert_proto::envoy::service::discovery::v3::DeltaDiscoveryRequest;
-use culvert_proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use futures::channel::mpsc;
 use futures::{SinkExt as _, future};
 use prometheus_client::registry::Registry;
-use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tonic::Status;
@@ -32,7 +31,7 @@ use self::backoff::{Backoff, End, end_by};
 pub use self::demand::{DEMAND_DEADLINE, DemandError, Key, OnDemand};
 use self::metrics::Metrics;
 pub use self::node::NodeIdentity;
-use self::session::{Kind, Session};
+use self::session::{Intake, Kind, Session};
 use crate::server::{Channel, ConnectError, Server};
 
 /// The largest response: a mesh of some hundred thousand workloads in one.
@@ -46,8 +45,14 @@ const UNREAD: usize = 16;
 
 /// Takes in what the control plane says.
 pub trait Sink: Send {
-    /// Applies `updates`, all of one response, in their order. The control plane is told when it has returned.
-    fn apply(&mut self, updates: Vec<Update>) -> impl Future<Output = ()> + Send;
+    /// Applies `updates`, all of one response, in their order, and gives back what made them; that is of any size and
+    /// makes each as it is taken. The control plane is told when it has returned.
+    ///
+    /// `None`: they are lost, and how many of them are applied is not known. The control plane is asked for everything
+    /// again.
+    fn apply<U>(&mut self, updates: U) -> impl Future<Output = Option<U>> + Send
+    where
+        U: Iterator<Item = Update> + Send + 'static;
 }
 
 /// Which records the control plane is asked for.
@@ -86,6 +91,8 @@ enum StreamError {
     Deaf,
     #[error("the control plane ended the stream")]
     Complete,
+    #[error("a response was not applied; everything is asked for again")]
+    Lost,
 }
 
 impl StreamError {
@@ -95,7 +102,7 @@ impl StreamError {
             // A status with a cause is not the server's own word: the connection broke.
             Self::Status(status) if std::error::Error::source(&**status).is_some() => End::Routine,
             Self::Status(status) => end_by(status.code(), status.message()),
-            Self::Silent | Self::Deaf => End::Failed,
+            Self::Silent | Self::Deaf | Self::Lost => End::Failed,
             Self::Complete => End::Complete,
         }
     }
@@ -186,14 +193,9 @@ impl Client {
         for request in self.session.hello(&self.node.message()) {
             send(&mut requests, request).await?;
         }
-        let mut service =
-            AggregatedDiscoveryServiceClient::with_origin(channel, self.server.origin())
-                .max_decoding_message_size(self.largest);
-        let call = service.delta_aggregated_resources(outgoing);
-        let mut responses = timeout(FIRST_ANSWER, call)
-            .await
-            .map_err(|_elapsed| StreamError::Silent)??
-            .into_inner();
+        let call = response::stream(channel, self.server.origin(), self.largest, outgoing);
+        let mut responses =
+            timeout(FIRST_ANSWER, call).await.map_err(|_elapsed| StreamError::Silent)??;
         tracing::info!(server = %self.server.address, "xDS stream open");
         loop {
             let message = async {
@@ -214,9 +216,13 @@ impl Client {
                 *answered = true;
                 self.metrics.connected();
             }
-            let received = self.session.receive(&response);
-            let kind = Kind::of(&response.type_url);
-            self.metrics.received(kind, response.encoded_len(), received.refused);
+            let (kind, size) = (Kind::of(&response.type_url), response.size());
+            // What is lost with it is asked for again.
+            let fresh = Session::new(self.on_demand.clone());
+            let intake = Intake::new(std::mem::replace(&mut self.session, fresh), response);
+            let (session, received) = sink.apply(intake).await.ok_or(StreamError::Lost)?.finish();
+            self.session = session;
+            self.metrics.received(kind, size, received.refused);
             if let Some(detail) = &received.reply.error_detail {
                 let refused = received.refused;
                 tracing::warn!(
@@ -225,10 +231,8 @@ impl Client {
                     "resources of the control plane refused"
                 );
             }
-            sink.apply(received.updates).await;
-            if let Some(on_demand) = self.on_demand.as_ref().filter(|_| kind == Some(Kind::Address))
-            {
-                on_demand.answered(&response, &received.accepted);
+            if let Some(on_demand) = &self.on_demand {
+                on_demand.answered(&received.answered);
             }
             send(&mut requests, received.reply).await?;
             if self.session.is_synced() {

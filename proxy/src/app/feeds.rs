@@ -93,13 +93,25 @@ struct Feed {
 }
 
 impl Sink for Feed {
-    async fn apply(&mut self, updates: Vec<Update>) {
-        if updates.len() <= INLINE {
-            return self.state.apply(updates);
+    async fn apply<U>(&mut self, mut updates: U) -> Option<U>
+    where
+        U: Iterator<Item = Update> + Send + 'static,
+    {
+        if updates.size_hint().1.is_some_and(|most| most <= INLINE) {
+            self.state.apply(&mut updates);
+            return Some(updates);
         }
         let state = self.state.clone();
-        if let Err(error) = self.tasks.blocking(move || state.apply(updates)).await {
-            tracing::error!(%error, "records of the control plane not applied");
+        let applied = self.tasks.blocking(move || {
+            state.apply(&mut updates);
+            updates
+        });
+        match applied.await {
+            Ok(updates) => Some(updates),
+            Err(error) => {
+                tracing::error!(%error, "records of the control plane not applied");
+                None
+            }
         }
     }
 }

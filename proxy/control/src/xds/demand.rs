@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use culvert_mesh::workload::{NetworkAddress, ServiceName};
-use culvert_proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
@@ -109,6 +108,15 @@ pub(super) enum Outcome {
     Refused,
 }
 
+/// What the control plane said of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    pub(super) name: String,
+    /// Other names by which it may have been asked for.
+    pub(super) aliases: Vec<String>,
+    pub(super) outcome: Outcome,
+}
+
 /// What the control plane is still to be told on the present stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
@@ -159,15 +167,14 @@ impl OnDemand {
         }
     }
 
-    /// A response of the control plane is in the state; `accepted` says it for each of its resources.
-    pub(super) fn answered(&self, response: &DeltaDiscoveryResponse, accepted: &[bool]) {
+    /// A response of the control plane, which said this, is in the state.
+    pub(super) fn answered(&self, answered: &[Answered]) {
         let mut table = self.table();
-        for (resource, accepted) in response.resources.iter().zip(accepted) {
-            let outcome = if *accepted { Outcome::Known } else { Outcome::Refused };
-            table.present(&resource.name, &resource.aliases, outcome);
-        }
-        for name in &response.removed_resources {
-            table.removed(name);
+        for Answered { name, aliases, outcome } in answered {
+            match outcome {
+                Outcome::Known | Outcome::Refused => table.present(name, aliases, *outcome),
+                Outcome::Absent => table.removed(name),
+            }
         }
         if table.change != Change::default() {
             self.shared.changed.notify_one();

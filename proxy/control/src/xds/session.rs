@@ -1,18 +1,17 @@
 //! What the control plane has told over all streams, and what is said to it. Pure: sending and applying are left to the
-//! client.
+//! client, and so is taking in a response, one resource at a time, by [`Intake`].
+
+mod intake;
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use culvert_mesh::Update;
 use culvert_proto::envoy::config::core::v3::Node;
-use culvert_proto::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource,
-};
-use culvert_proto::google::rpc::Status;
+use culvert_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Resource};
 use culvert_proto::{ADDRESS_TYPE, AUTHORIZATION_TYPE};
 
+pub(super) use self::intake::Intake;
 use super::demand::{Change, OnDemand};
 use crate::convert::{self, ConvertError};
 
@@ -22,8 +21,6 @@ const WILDCARD: &str = "*";
 const MAX_NAMES: usize = 4 << 20;
 /// A resource's name is a uid, or a namespace and a host name.
 const MAX_NAME: usize = 4096;
-/// Refused resources that an answer names one by one.
-const MAX_TOLD: usize = 64;
 
 /// A type of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,42 +50,30 @@ impl Kind {
         }
     }
 
-    fn remove(self, name: &str, updates: &mut Vec<Update>) {
-        match self {
-            Self::Address => updates.extend(convert::address_removal(name)),
-            Self::Authorization => updates.extend(convert::authorization_removal(name)),
-        }
+    fn remove(self, name: &str) -> impl Iterator<Item = Update> + use<> {
+        let (address, policy) = match self {
+            Self::Address => (Some(convert::address_removal(name)), None),
+            Self::Authorization => (None, Some(convert::authorization_removal(name))),
+        };
+        address.into_iter().flatten().chain(policy.into_iter().flatten())
     }
 }
 
 /// What is known of the resources of one type.
 #[derive(Debug, Default)]
 struct Held {
-    /// By name, the version that was accepted last.
-    versions: HashMap<Box<str>, Box<str>>,
+    /// By name, the version that was accepted last. Most names are those of the records, and shared with them.
+    versions: HashMap<Arc<str>, Box<str>>,
     /// A response was accepted whole.
     synced: bool,
 }
 
 /// Everything that was accepted, for the answers to come and for the first words of the next stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Session {
     addresses: Held,
     authorizations: Held,
     on_demand: Option<OnDemand>,
-}
-
-/// What follows from a response.
-#[derive(Debug)]
-pub(super) struct Received {
-    /// In the order in which they have to be applied.
-    pub(super) updates: Vec<Update>,
-    /// To be sent once the updates are applied.
-    pub(super) reply: DeltaDiscoveryRequest,
-    /// For each of the response's resources.
-    pub(super) accepted: Vec<bool>,
-    /// Resources, and types, that were refused.
-    pub(super) refused: usize,
 }
 
 impl Session {
@@ -133,45 +118,14 @@ impl Session {
         }
     }
 
-    /// Takes a response in: what is good of it is accepted, what is not is named in the reply.
-    ///
-    /// A resource of which a good version was accepted before keeps that one, and its version is told to the next stream
-    /// so that the control plane sends the resource again, or says that it is gone.
-    pub(super) fn receive(&mut self, response: &DeltaDiscoveryResponse) -> Received {
-        let mut refusals = Refusals::default();
-        let (mut updates, mut accepted) = (Vec::new(), Vec::new());
-        if let Some(kind) = Kind::of(&response.type_url) {
-            let held = self.held_mut(kind);
-            updates.reserve(response.resources.len() + response.removed_resources.len());
-            for resource in &response.resources {
-                let update = held.accept(kind, resource);
-                accepted.push(update.is_ok());
-                match update {
-                    Ok(update) => updates.push(update),
-                    Err(error) => refusals.add(&resource.name, &error),
-                }
-            }
-            for name in &response.removed_resources {
-                held.versions.remove(name.as_str());
-                kind.remove(name, &mut updates);
-            }
-            held.synced |= refusals.count == 0;
-        } else {
-            refusals.add(&response.type_url, &ConvertError::UnknownType);
-        }
-        let refused = refusals.count;
-        let reply = DeltaDiscoveryRequest {
-            type_url: response.type_url.clone(),
-            response_nonce: response.nonce.clone(),
-            error_detail: refusals.detail(),
-            ..DeltaDiscoveryRequest::default()
-        };
-        Received { updates, reply, accepted, refused }
-    }
-
     /// A response was accepted whole for each type that the control plane sends unasked.
     pub(super) fn is_synced(&self) -> bool {
         (self.addresses.synced || self.on_demand.is_some()) && self.authorizations.synced
+    }
+
+    /// Whether resources of this type are asked for one by one.
+    fn is_asked(&self, kind: Kind) -> bool {
+        kind == Kind::Address && self.on_demand.is_some()
     }
 
     fn held(&self, kind: Kind) -> &Held {
@@ -203,43 +157,15 @@ impl Held {
         if let Some(known) = self.versions.get_mut(name.as_str()) {
             *known = version.as_str().into();
         } else if self.versions.len() < MAX_NAMES {
-            self.versions.insert(name.as_str().into(), version.as_str().into());
+            let name = match &update {
+                Update::Workload(workload) => Arc::clone(&workload.uid),
+                Update::Policy(policy) => Arc::clone(&policy.key),
+                _ => name.as_str().into(),
+            };
+            self.versions.insert(name, version.as_str().into());
         } else {
             return Err(ConvertError::TooMany);
         }
         Ok(update)
-    }
-}
-
-/// Refused resources, by name with the reason, as far as an answer has room.
-#[derive(Debug, Default)]
-struct Refusals {
-    text: String,
-    count: usize,
-}
-
-impl Refusals {
-    fn add(&mut self, name: &str, error: &ConvertError) {
-        self.count += 1;
-        if self.count > MAX_TOLD {
-            return;
-        }
-        if !self.text.is_empty() {
-            self.text.push_str("; ");
-        }
-        self.text.extend(name.chars().take(MAX_NAME));
-        self.text.push_str(": ");
-        self.text.push_str(&culvert_mesh::error::chain(error));
-    }
-
-    fn detail(mut self) -> Option<Status> {
-        if self.count == 0 {
-            return None;
-        }
-        if let Some(more) = self.count.checked_sub(MAX_TOLD).filter(|more| *more > 0) {
-            // Writing to a text does not fail.
-            let _never = write!(self.text, "; and {more} more");
-        }
-        Some(Status { message: self.text, ..Status::default() })
     }
 }

@@ -24,10 +24,14 @@ const LARGEST: usize = 1 << 20;
 struct Mesh(Arc<Mutex<(Snapshot, usize)>>);
 
 impl Sink for Mesh {
-    async fn apply(&mut self, updates: Vec<Update>) {
+    async fn apply<U>(&mut self, mut updates: U) -> Option<U>
+    where
+        U: Iterator<Item = Update> + Send + 'static,
+    {
         let (mesh, batches) = &mut *self.0.lock().unwrap();
-        *mesh = mesh.apply(Origin::ControlPlane, updates);
+        *mesh = mesh.apply(Origin::ControlPlane, &mut updates);
         *batches += 1;
+        Some(updates)
     }
 }
 

@@ -4,10 +4,13 @@ use futures::FutureExt as _;
 use futures::future::{join_all, poll_immediate};
 
 use super::*;
-use crate::testing::{addresses, workload};
 
 fn key(uid: &str) -> Key {
     Key::Workload(uid.into())
+}
+
+fn said(name: &str, outcome: Outcome) -> Answered {
+    Answered { name: name.to_owned(), aliases: Vec::new(), outcome }
 }
 
 fn texts(names: &[Arc<str>]) -> Vec<&str> {
@@ -38,9 +41,9 @@ async fn a_refused_record_is_no_answer() {
     let a = key("a");
     let mut fetch = Box::pin(on_demand.fetch(&a));
     assert!(poll_immediate(&mut fetch).await.is_none());
-    on_demand.answered(&addresses([workload("a", [10, 0, 0, 1])], &[]), &[false]);
+    on_demand.answered(&[said("a", Outcome::Refused)]);
     assert_eq!(fetch.await, Err(DemandError::Refused(key("a"))));
-    on_demand.answered(&addresses([workload("a", [10, 0, 0, 1])], &[]), &[true]);
+    on_demand.answered(&[said("a", Outcome::Known)]);
     assert_eq!(on_demand.fetch(&a).await, Ok(()));
 }
 
@@ -69,7 +72,7 @@ async fn answers_that_there_is_none_are_bounded_and_the_oldest_go() {
     for i in 0..=MAX_ABSENT {
         let key = key(&i.to_string());
         assert!(on_demand.fetch(&key).now_or_never().is_none());
-        on_demand.answered(&addresses([], &[&key.to_string()]), &[]);
+        on_demand.answered(&[said(&key.to_string(), Outcome::Absent)]);
     }
     let change = on_demand.changed().await;
     assert_eq!(
@@ -87,11 +90,10 @@ async fn a_name_that_was_known_is_one_that_is_not_once_its_resource_is_gone() {
     let on_demand = OnDemand::default();
     let by_address = Key::address(&"".into(), [10, 0, 0, 1].into());
     assert!(on_demand.fetch(&by_address).now_or_never().is_none());
-    let mut found = workload("a", [10, 0, 0, 1]);
-    found.aliases = vec![by_address.to_string()];
-    on_demand.answered(&addresses([found], &[]), &[true]);
+    let aliases = vec![by_address.to_string()];
+    on_demand.answered(&[Answered { aliases, ..said("a", Outcome::Known) }]);
     assert_eq!(on_demand.table().absent.len(), 0);
-    on_demand.answered(&addresses([], &["a"]), &[]);
+    on_demand.answered(&[said("a", Outcome::Absent)]);
     assert_eq!(on_demand.table().absent.len(), 1);
     assert!(on_demand.table().known.is_empty());
     assert_eq!(on_demand.fetch(&by_address).now_or_never(), Some(Ok(())));
