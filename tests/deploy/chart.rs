@@ -76,7 +76,7 @@ fn every_combination_of_options_is_valid_for_kubernetes() {
                         let controlplane = json!({
                             "enabled": plane, "nodeSelector": {"a": "b"},
                             "tolerations": [{"operator": "Exists"}],
-                            "storage": {"size": "2Gi", "className": "fast"},
+                            "storage": {"size": "2Gi", "className": "fast"}, "configMap": "mesh",
                         });
                         values["controlPlane"] = controlplane;
                     }
@@ -214,6 +214,58 @@ fn with_a_control_plane_of_its_own_nodes_ask_that_one() {
     assert_eq!(variable(plane, "CULVERT_NAMES"), Some(service));
     assert_eq!(variable(plane, "CA_TRUSTED_NODE_ACCOUNTS"), Some("culvert-system/culvert"));
     assert_eq!(plane["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
-    let accounts = object(&all, "ServiceAccount", "culvert-controlplane").unwrap();
-    assert_eq!(accounts["automountServiceAccountToken"], false);
+    assert_eq!(variable(plane, "CULVERT_KUBERNETES"), Some("true"));
+    let role = object(&all, "ClusterRole", "culvert-controlplane-culvert-system").unwrap();
+    let rules = role["rules"].as_array().unwrap();
+    let kinds = rules.iter().flat_map(|rule| rule["resources"].as_array().unwrap());
+    assert_eq!(kinds.count(), 10);
+    for rule in rules {
+        assert_eq!(rule["verbs"], json!(["get", "list", "watch"]), "{rule}");
+    }
+}
+
+#[test]
+fn a_control_plane_that_reads_files_has_no_right_to_the_cluster() {
+    if !chart::is_available() {
+        return;
+    }
+    let values = json!({"controlPlane": {"enabled": true, "configMap": "mesh"}});
+    let all = &valid(&json!({"files": {"values": values}}))["files"];
+    object(all, "ClusterRole", "culvert-controlplane-culvert-system").unwrap_err();
+    let account = object(all, "ServiceAccount", "culvert-controlplane").unwrap();
+    assert_eq!(account["automountServiceAccountToken"], false);
+    let deployment = object(all, "Deployment", "culvert-controlplane").unwrap();
+    let plane = container(deployment.pointer("/spec/template/spec").unwrap());
+    assert_eq!(variable(plane, "CULVERT_CONFIG"), Some("/etc/culvert/mesh"));
+    assert_eq!(variable(plane, "CULVERT_KUBERNETES"), None);
+}
+
+#[test]
+fn before_a_release_is_deleted_every_node_becomes_one_that_leaves_nothing() {
+    if !chart::is_available() {
+        return;
+    }
+    let all = &valid(&json!({"default": {}}))["default"];
+    let job = object(all, "Job", "culvert-uninstall").unwrap();
+    assert_eq!(job["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
+    let pod = job.pointer("/spec/template/spec").unwrap();
+    let arguments: Vec<_> = ["/initContainers/0", "/initContainers/1", "/containers/0"]
+        .map(|step| pod.pointer(step).unwrap()["args"].as_array().unwrap())
+        .to_vec();
+    let word = |step: usize, at: usize| arguments[step][at].as_str().unwrap();
+    assert_eq!([word(0, 1), word(1, 1), word(2, 1)], ["patch", "rollout", "wait"]);
+    let patch: Value = serde_json::from_str(word(0, 4)).unwrap();
+    let patched = &patch["spec"]["template"];
+    // Containers and variables are merged by their names.
+    let daemon_set = object(all, "DaemonSet", "culvert").unwrap();
+    assert_eq!(patched["spec"]["containers"][0]["name"], container(node_pod(all))["name"]);
+    assert_eq!(
+        patched["spec"]["containers"][0]["env"],
+        json!([{"name": "CULVERT_EPHEMERAL", "value": "true"}])
+    );
+    // What the last step waits for are those that the label does not tell.
+    let labels = &daemon_set["spec"]["template"]["metadata"]["labels"];
+    assert_eq!((&labels["app"], labels.get("culvert.io/leaves")), (&"culvert".into(), None));
+    assert_eq!(patched["metadata"]["labels"], json!({"culvert.io/leaves": "true"}));
+    assert!(arguments[2].contains(&"--selector=app=culvert,!culvert.io/leaves".into()));
 }

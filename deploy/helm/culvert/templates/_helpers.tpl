@@ -70,3 +70,30 @@ capabilities:
     - SYS_RESOURCE
 {{- end }}
 {{- end }}
+
+{{- /* Makes a node's process one that removes every trace at its end. All nodes may do so at once. */ -}}
+{{- define "culvert.leave" -}}
+spec:
+  updateStrategy:
+    rollingUpdate: {maxSurge: "100%"}
+  template:
+    metadata:
+      labels: {culvert.io/leaves: "true"}
+    spec:
+      containers:
+        - name: culvert
+          env:
+            - {name: CULVERT_EPHEMERAL, value: "true"}
+{{- end }}
+
+{{- define "culvert.kubectl" -}}
+image: {{ .Values.uninstall.image | quote }}
+command: [kubectl]
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
