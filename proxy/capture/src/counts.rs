@@ -90,9 +90,9 @@ mod tests {
     fn each_kind_has_a_count_of_its_own() {
         let counts = Counts::default();
         counts.repaired(1, Repair::Lookup, "its sk_lookup link");
-        counts.failed(Failure::SettingsRefused, 7);
+        counts.failed(Failure::Rewriter, 7);
         assert_eq!(counts.repairs().last(), Some(&("sk_lookup", 1)));
         assert_eq!(counts.repairs().iter().map(|(_, count)| count).sum::<u64>(), 1);
-        assert_eq!(counts.failures().last(), Some(&("settings_refused", 7)));
+        assert_eq!(counts.failures().last(), Some(&("foreign_connect_program", 7)));
     }
 }
