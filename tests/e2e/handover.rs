@@ -245,7 +245,7 @@ fn transfers_under_way_complete() {
                     stream.write_all(chunk).unwrap_or_else(|e| panic!("{to}: {e}"));
                     sent.update(chunk);
                     // At full speed it would leave an emulated CPU no time for handshakes.
-                    thread::sleep(Duration::from_millis(10));
+                    thread::sleep(Duration::from_millis(50));
                 }
                 stream.shutdown(Shutdown::Write).unwrap();
                 let mut reply = String::new();
@@ -254,6 +254,9 @@ fn transfers_under_way_complete() {
             })
         })
         .collect();
+    poll::until(poll::SOON, "both transfers to arrive", || {
+        sinks.iter().all(|sink| sink.seen().len() == 1).then_some(())
+    });
     let elder = succeed(&mut mesh.a);
     elder.signal(Signal::SIGTERM).unwrap();
     all_talk(&Ends::start(&topology).ways(&topology), "while the elder drains");
