@@ -39,6 +39,7 @@ use crate::{
     enroll::{Enrolment, Succession},
     handover::{self, Host},
     logging,
+    names::Names,
     pods::{Policy, Sources},
     readiness::Readiness,
     revocations::RevocationFile,
@@ -132,6 +133,7 @@ async fn node(config: &Config, control: &Runtime, data: &Runtime) -> Result<(), 
         cluster_id: config.cluster_id.clone(),
         zone: config.zone.clone(),
         dns: Dns::register(&mut registry),
+        names: Names::of_machine(),
         proxy_ports: proxy_ports(config.steering),
     });
 

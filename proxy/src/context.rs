@@ -23,7 +23,7 @@ use culvert_tls::Certificates;
 use http::uri::Authority;
 use tokio::sync::{Semaphore, watch};
 
-use crate::{outlook::PodOutlook, state::State};
+use crate::{names::Names, outlook::PodOutlook, state::State};
 
 /// What all connections of the node share.
 pub(crate) struct NodeContext {
@@ -38,6 +38,7 @@ pub(crate) struct NodeContext {
     pub(crate) cluster_id: String,
     pub(crate) zone: Zone,
     pub(crate) dns: Dns,
+    pub(crate) names: Names,
     /// Ports in a pod that belong to the proxy, beside HBONE's.
     pub(crate) proxy_ports: &'static [u16],
 }

@@ -22,6 +22,7 @@ pub mod enroll;
 mod flow;
 mod handover;
 mod inbound;
+mod names;
 mod outbound;
 mod outlook;
 mod pods;

@@ -7,6 +7,7 @@ use culvert_tests::{
     apps::{App, Behaviour},
     client,
     culvert::{Culvert, Mesh, Remains},
+    dns::NameServer,
     flow_log::Direction,
     mesh_file::{MeshFile, Protocol, VIP_PORT, VIP_V4, VIP_V6},
     poll,
@@ -224,4 +225,39 @@ fn an_application_that_takes_connections_for_others_is_told_of_each_by_a_proxy_h
     }
     // By loopback, so that no other pod can tell it of somebody else.
     assert!(app.seen().iter().all(|seen| seen.peer.ip().is_loopback()), "{:?}", app.seen());
+}
+
+/// The first name server of this machine's resolver; glibc's default where there is none.
+fn name_server() -> std::net::IpAddr {
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let mut servers = text.lines().filter_map(|line| line.strip_prefix("nameserver"));
+    let first = servers.find_map(|server| server.trim().parse().ok());
+    first.unwrap_or_else(|| [127, 0, 0, 1].into())
+}
+
+/// By HBONE, and once for all connections: the resolver of node a is asked, which answers in node a's network.
+#[test]
+fn an_endpoint_with_a_host_name_alone_is_looked_up() {
+    let Some(topology) = Topology::with_culvert() else { return };
+    let b1 = &topology.b1;
+    let server = name_server();
+    if !server.is_loopback() {
+        let prefix = if server.is_ipv4() { 32 } else { 128 };
+        topology.a.netns.ip(&format!("addr add {server}/{prefix} dev lo")).unwrap();
+    }
+    let names = Family::BOTH.map(|family| ("ledger.test.", b1.at(family, 0).ip()));
+    let dns = NameServer::knowing(&topology.a.netns, &[server], &names).unwrap();
+    let app = App::start(&b1.netns, Behaviour::Echo).unwrap();
+    let file = MeshFile::new(&topology).service(b1, app.port());
+    let named =
+        file.field(b1, "workloadIps", json!([])).field(b1, "hostname", json!("ledger.test"));
+    let mesh = Mesh::start(&topology, &named, Remains::Nothing).unwrap();
+    all_get_through(&topology, 5);
+    assert_eq!(sent(&mesh.a, 10, ["b1", "x"]), [10, 0]);
+    for flow in mesh.a.flows() {
+        assert_eq!(flow.error(), None, "{flow:?}");
+        assert_eq!(flow.field("dst.identity"), Some(b1.identity()));
+    }
+    let asked = dns.asked_about("ledger.test.");
+    assert!((1..=2 * 2).contains(&asked.len()), "{asked:?}");
 }

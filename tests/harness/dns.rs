@@ -42,10 +42,16 @@ pub struct Asked {
     pub client: SocketAddr,
 }
 
+#[derive(Debug)]
+struct Known {
+    names: Vec<(String, IpAddr)>,
+    asked: Mutex<Vec<Asked>>,
+}
+
 /// A running name server; dropping it closes its sockets.
 #[derive(Debug)]
 pub struct NameServer {
-    asked: Arc<Mutex<Vec<Asked>>>,
+    known: Arc<Known>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,6 +59,11 @@ pub struct NameServer {
 impl NameServer {
     /// Serves port 53 of `addresses` by UDP and TCP.
     pub fn start(netns: &Netns, addresses: &[IpAddr]) -> Result<Self> {
+        Self::knowing(netns, addresses, &[])
+    }
+
+    /// The same, and the server has addresses for further names, such as `a.test.`.
+    pub fn knowing(netns: &Netns, addresses: &[IpAddr], names: &[(&str, IpAddr)]) -> Result<Self> {
         let sockets = netns.run(|| {
             let open = |ip: &IpAddr| {
                 let udp = UdpSocket::bind((*ip, 53))?;
@@ -64,16 +75,17 @@ impl NameServer {
             addresses.iter().map(open).collect::<io::Result<Vec<_>>>()
         });
         let sockets = sockets.context("bind the name server")?;
-        let asked = Arc::default();
+        let names = names.iter().map(|(name, ip)| ((*name).to_owned(), *ip)).collect();
+        let asked = Arc::new(Known { names, asked: Mutex::default() });
         let (stop, stopped) = oneshot::channel();
         let log = Arc::clone(&asked);
         let thread = netns.start(move || run(sockets, &log, stopped));
-        Ok(Self { asked, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { known: asked, stop: Some(stop), thread: Some(thread) })
     }
 
     /// What it was asked so far.
     pub fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What it was asked about `name`.
@@ -95,11 +107,7 @@ impl Drop for NameServer {
     }
 }
 
-fn run(
-    sockets: Vec<(UdpSocket, TcpListener)>,
-    asked: &Arc<Mutex<Vec<Asked>>>,
-    stopped: oneshot::Receiver<()>,
-) {
+fn run(sockets: Vec<(UdpSocket, TcpListener)>, asked: &Arc<Known>, stopped: oneshot::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -113,7 +121,7 @@ fn run(
     });
 }
 
-async fn datagrams(socket: UdpSocket, asked: Arc<Mutex<Vec<Asked>>>) -> io::Result<()> {
+async fn datagrams(socket: UdpSocket, asked: Arc<Known>) -> io::Result<()> {
     let own = socket.local_addr()?.ip();
     let socket = tokio::net::UdpSocket::from_std(socket)?;
     let mut buffer = vec![0; 4096];
@@ -126,7 +134,7 @@ async fn datagrams(socket: UdpSocket, asked: Arc<Mutex<Vec<Asked>>>) -> io::Resu
     }
 }
 
-async fn connections(listener: TcpListener, asked: Arc<Mutex<Vec<Asked>>>) -> io::Result<()> {
+async fn connections(listener: TcpListener, asked: Arc<Known>) -> io::Result<()> {
     let own = listener.local_addr()?.ip();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
@@ -150,13 +158,13 @@ fn answer(
     own: IpAddr,
     client: SocketAddr,
     tcp: bool,
-    asked: &Mutex<Vec<Asked>>,
+    known: &Known,
 ) -> Option<Vec<u8>> {
     let mut message = Message::from_vec(question).ok()?;
     let query = message.queries.first()?.clone();
     let (name, record_type) = (query.name.to_ascii(), query.query_type);
     let one = Asked { name: name.clone(), record_type, tcp, client };
-    asked.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+    known.asked.lock().unwrap_or_else(PoisonError::into_inner).push(one);
     message.metadata.message_type = MessageType::Response;
     message.metadata.recursion_available = true;
     let record = |data| Record::from_rdata(query.name.clone(), 60, data);
@@ -173,6 +181,14 @@ fn answer(
         }
         (BIG, RecordType::TXT, _) => message.metadata.truncation = true,
         (WHO | BIG, ..) => {}
+        (name, ..) if known.names.iter().any(|(known, _)| known == name) => {
+            let of_name = known.names.iter().filter(|(known, _)| known == name);
+            message.add_answers(of_name.filter_map(|(_, ip)| match (record_type, ip) {
+                (RecordType::A, IpAddr::V4(ip)) => Some(record(RData::A((*ip).into()))),
+                (RecordType::AAAA, IpAddr::V6(ip)) => Some(record(RData::AAAA((*ip).into()))),
+                _ => None,
+            }));
+        }
         _ => message.metadata.response_code = ResponseCode::NXDomain,
     }
     message.to_vec().ok()

@@ -13,7 +13,7 @@ use tokio::{runtime::Handle, sync::mpsc, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{pods::PodEvent, readiness::Readiness, state::State};
+use crate::{names::Names, pods::PodEvent, readiness::Readiness, state::State};
 
 const MISSING: &str = "/run/netns/culvert-unit-missing";
 
@@ -102,6 +102,7 @@ fn enrolment_that_drains(dir: &Path, drain: Duration) -> Enrolment {
         cluster_id: String::new(),
         zone: Zone::default(),
         dns: Dns::register(&mut registry),
+        names: Names::of_machine(),
         proxy_ports: &[],
     };
     let marks = Marks { proxy: None, delivery: None };

@@ -13,6 +13,8 @@ use culvert_mesh::{
 use culvert_tls::{HandshakeError, IdentityError};
 use http::{StatusCode, uri::InvalidUri};
 
+use crate::names::NameError;
+
 /// Somebody else than the pod reached its outbound listener.
 #[derive(Debug, thiserror::Error)]
 #[error("{peer} is no address of the pod whose outbound listener it reached")]
@@ -25,8 +27,10 @@ pub(super) struct Foreign {
 pub(super) enum Refused {
     #[error(transparent)]
     Mesh(#[from] Refusal),
-    #[error("destination is known by its name {0} only; names are not resolved yet")]
-    Name(Arc<str>),
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("where {0} leads is not known")]
+    Unresolved(Arc<str>),
     #[error("the destination has no valid authority")]
     Authority(#[source] InvalidUri),
     #[error("the destination could not be reached, and there is no other in its place")]

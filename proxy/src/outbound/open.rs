@@ -22,12 +22,13 @@ use culvert_mesh::{
 use culvert_observe::{Connection, Direction, Flow, Party, Protocol, SecurityPolicy, Tracked};
 use culvert_tls::{Certificates, Credential};
 use http::{HeaderMap, HeaderValue, header::FORWARDED, uri::Authority};
-use rand::Rng as _;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::{net::TcpStream, time::Instant};
 
 use super::failure::{Failure, Refused};
 use crate::{
-    context::{PeerKey, PodContext, Within},
+    context::{NodeContext, PeerKey, PodContext, Within},
+    names::NameError,
     outlook::Counted,
 };
 
@@ -77,9 +78,22 @@ pub(super) async fn open(
     let mut failed: Vec<Arc<str>> = Vec::new();
     let mut last = None;
     loop {
-        let route = {
-            let request = Request { source, dst, failed: &failed, outlook: &*ctx.outlook };
-            route::route(&ctx.node.state.load(), &request, &mut rand::rng())
+        let request = || Request { source, dst, failed: &failed, outlook: &*ctx.outlook };
+        let route = route::route(&ctx.node.state.load(), &request(), &mut rand::rng());
+        let found = located(&ctx.node, route, &request()).await;
+        let route = match found {
+            Ok(route) => route,
+            Err((endpoint, error)) => {
+                last = Some(NoWay::Refused(Refused::Name(error)));
+                // A waypoint that cannot be found is not gone around, but another of its endpoints may do.
+                let Some(uid) = endpoint.filter(|uid| !failed.contains(uid)) else { break };
+                ctx.outlook.failed(&uid);
+                failed.push(uid);
+                if failed.len() >= ATTEMPTS || started.elapsed() >= RETRY_WITHIN {
+                    break;
+                }
+                continue;
+            }
         };
         let endpoint = route.endpoint().map(|endpoint| Arc::clone(&endpoint.uid));
         // A workload that was asked for by its own address has no other in its place.
@@ -112,6 +126,20 @@ pub(super) async fn open(
         }
     }
     Err(last.unwrap_or(NoWay::Refused(Refused::NoOther)))
+}
+
+/// The route, with an address where it had a host name; else whose name leads nowhere, and why.
+async fn located(
+    node: &NodeContext,
+    route: Route,
+    request: &Request<'_>,
+) -> Result<Route, (Option<Arc<str>>, NameError)> {
+    let Some(name) = route.unresolved() else { return Ok(route) };
+    let mut rng = StdRng::from_rng(&mut rand::rng());
+    match node.names.resolve(name, request.dst.ip(), &mut rng).await {
+        Ok(ip) => Ok(route.resolve(&node.state.load(), request, ip, &mut rng)),
+        Err(error) => Err((route.endpoint().map(|endpoint| Arc::clone(&endpoint.uid)), error)),
+    }
 }
 
 /// One route, ready to be dialled, and the flow that it makes.
@@ -323,7 +351,7 @@ fn flow(
 fn address(place: &Place) -> Result<SocketAddr, Refused> {
     match place {
         Place::Address(address) => Ok(*address),
-        Place::Name { host, .. } => Err(Refused::Name(Arc::clone(host))),
+        Place::Name { host, .. } => Err(Refused::Unresolved(Arc::clone(host))),
     }
 }
 
