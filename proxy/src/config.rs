@@ -4,6 +4,7 @@
 
 pub mod args;
 pub mod control;
+pub mod ztunnel;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -72,6 +73,8 @@ pub struct Config {
     pub log_filter: String,
 }
 
+/// How long connections may go on where nothing says so.
+const DRAIN: Duration = Duration::from_secs(5);
 /// Of a node whose cluster has no name.
 const CLUSTER: &str = "Kubernetes";
 
@@ -181,7 +184,7 @@ impl Config {
             when_down: args.when_down,
             probe_cgroup: args.probe_cgroup,
             guard_host: args.guard_host,
-            dns_capture: args.dns_capture,
+            dns_capture: args.dns_capture && args.manifest.answers_dns(),
             zone: Zone {
                 domain: domain(&args.cluster_domain)?,
                 preferred_namespace: args.preferred_service_namespace.map(Into::into),
@@ -196,8 +199,8 @@ impl Config {
             crl: args.crl,
             trust_domain_aliases: args.trust_domain_aliases,
             compliance_policy: args.compliance_policy,
-            drain: args.drain,
-            threads: args.threads.unwrap_or_else(default_threads),
+            drain: args.drain.or_else(|| args.manifest.drain()).unwrap_or(DRAIN),
+            threads: args.manifest.threads(args.threads, processors()),
             bpf_log: args.bpf_log,
             log_format: args.log_format,
             log_filter: args.log_filter,
@@ -205,10 +208,8 @@ impl Config {
     }
 }
 
-/// A quarter of the processors, at least two: the rest belongs to the node's applications.
-fn default_threads() -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    processors.div_ceil(4).max(2)
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Whether `name` can be a node's: it becomes a folder on bpffs and part of a cgroup's name.
@@ -275,6 +276,17 @@ mod tests {
         refused(&["--node", "a", "--cluster-domain", ""], "--cluster-domain");
         refused(&["--node", "a", "--secret-ttl", "1s"], "--secret-ttl");
         refused(&["--node", "a", "--admin-port", "1", "--stats-port", "1"], "--stats-port");
+    }
+
+    #[test]
+    fn what_a_manifest_says_yields_to_our_own_flags() {
+        let manifest =
+            ["--node", "a", "--grace-period", "30", "--dns-capture-of-manifest", "false"];
+        let config = parse(&manifest).unwrap();
+        assert_eq!((config.drain, config.dns_capture), (Duration::from_secs(25), false));
+        let config =
+            parse(&[&manifest[..], &["--drain", "7s", "--threads", "3"]].concat()).unwrap();
+        assert_eq!((config.drain, config.threads), (Duration::from_secs(7), 3));
     }
 
     #[test]

@@ -8,7 +8,10 @@ use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use self::controlplane::{CONTROL_PLANE_HELP, ROTATE_HELP};
 pub use self::controlplane::{ControlPlaneArgs, RotateRootArgs};
-use crate::config::control::ControlArgs;
+use crate::config::{
+    control::ControlArgs,
+    ztunnel::{ManifestArgs, Threads},
+};
 
 /// The dataplane of one node of an ambient mesh.
 ///
@@ -177,12 +180,16 @@ pub struct RunArgs {
     /// Restrict TLS: `pqc` agrees on keys by X25519MLKEM768 only, so that peers without it are not spoken to
     #[arg(long, env = "COMPLIANCE_POLICY", value_enum)]
     pub compliance_policy: Option<CompliancePolicy>,
-    /// How long connections may go on once the node is asked to stop
-    #[arg(long, env = "CONNECTION_TERMINATION_DEADLINE", value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
-    pub drain: Duration,
-    /// Threads of the data path [default: a quarter of the processors, at least 2]
-    #[arg(long, env = "ZTUNNEL_WORKER_THREADS", value_name = "N", value_parser = parse_threads)]
-    pub threads: Option<usize>,
+    /// How long connections may go on once the node is asked to stop [default: 5 s less than the pod has to end, or 5s]
+    #[arg(long, env = "CONNECTION_TERMINATION_DEADLINE", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub drain: Option<Duration>,
+    /// Threads of the data path: a number, a percentage of the processors, or 0 for as many as those [default: a quarter
+    /// of the processors, at least 2]
+    #[arg(long, env = "ZTUNNEL_WORKER_THREADS", value_name = "N|P%")]
+    pub threads: Option<Threads>,
+    /// What else Istio's manifest says
+    #[command(flatten)]
+    pub manifest: ManifestArgs,
     /// Let the BPF programs log each failure; for debugging
     #[arg(long, env = "CULVERT_BPF_LOG")]
     pub bpf_log: bool,
@@ -259,13 +266,6 @@ impl From<&str> for ProbeCgroup {
             "auto" => Self::Auto,
             path => Self::At(path.into()),
         }
-    }
-}
-
-fn parse_threads(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if (1..=1024).contains(&n) => Ok(n),
-        _ => Err("must be a number from 1 to 1024".to_owned()),
     }
 }
 
