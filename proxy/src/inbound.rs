@@ -1,5 +1,6 @@
 //! From the mesh, or from plaintext clients, to a pod: capture → identify → decide → deliver → observe.
 
+mod claims;
 mod ending;
 mod failure;
 mod handover;
@@ -12,7 +13,7 @@ use culvert_carry::{
     copy,
     dial::Leg,
     hbone::{
-        headers::{BAGGAGE, Forwarded},
+        headers::{BAGGAGE, Forwarded, TraceParent},
         server::{self, Incoming, Phase, Secured},
     },
 };
@@ -32,6 +33,7 @@ use crate::{
     context::PodContext,
     flow::{Metered, end, refuse, reset},
 };
+use claims::Told;
 use ending::Ending;
 use failure::{Handshake, Looped, NotConnect, Overloaded, Revoked, Undeliverable, Withdrawn};
 use handover::Handover;
@@ -121,13 +123,15 @@ pub(crate) async fn plaintext(ctx: Arc<PodContext>, captured: Captured) {
     let record = record.open(Flow {
         dst: orig_dst,
         hbone_authority: None,
-        source: Party { identity: None, workload: source },
+        source: Party { workload: source, ..Party::default() },
         destination: Party {
             identity: Some(local.identity.clone()),
             workload: Some(Arc::clone(&local)),
+            claims: None,
         },
         service,
         security: SecurityPolicy::Unknown,
+        trace_id: None,
     });
     let _shown = node.connections.track(Connection {
         direction: Direction::Inbound,
@@ -179,6 +183,8 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
     let node = &ctx.node;
     let Incoming { method, authority, headers, mut respond } = incoming;
     let forwarded = Forwarded::parse(&headers);
+    let trace = TraceParent::parse(&headers);
+    let told = Told::read(&headers, tunnel.identity.as_ref(), &node.network);
     // Up to 64 KiB of the peer's, which must not be held for as long as the tunnel lasts.
     drop(headers);
     let record = node.observe.begin(Direction::Inbound, tunnel.peer, tunnel.own);
@@ -199,7 +205,7 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
         target(&snapshot, &local, tunnel.own, &authority, node.proxy_ports).map(|found| {
             let hint = Some(forwarded.host.as_str()).filter(|host| !host.is_empty());
             let hinted = attribute(&snapshot, &local, found.app.port(), hint).cloned();
-            let source = source(&ctx, &snapshot, &tunnel);
+            let source = source(&ctx, &snapshot, &tunnel).filter(|_| !told.is_foreign);
             let handover = Handover::new(&local, &tunnel, &authority, &found);
             (Target { service: hinted.or(found.service), app: found.app }, source, handover)
         })
@@ -219,13 +225,19 @@ async fn request(ctx: Arc<PodContext>, tunnel: Arc<TunnelEnds>, incoming: Incomi
     let record = record.open(Flow {
         dst: tunnel.own,
         hbone_authority: Some(authority.into()),
-        source: Party { identity: tunnel.identity.clone(), workload: source },
+        source: Party {
+            identity: tunnel.identity.clone(),
+            claims: told.claims.filter(|_| source.is_none()),
+            workload: source,
+        },
         destination: Party {
             identity: Some(local.identity.clone()),
             workload: Some(Arc::clone(&local)),
+            claims: None,
         },
         service,
         security: SecurityPolicy::MutualTls,
+        trace_id: trace.map(|trace| trace.trace_id),
     });
     let _shown = node.connections.track(Connection {
         direction: Direction::Inbound,

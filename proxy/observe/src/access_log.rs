@@ -35,6 +35,7 @@ macro_rules! flow_event {
             dst.cluster = destination.cluster,
             direction = record.direction.as_str(),
             $($field)*
+            trace_id = flow.trace_id.map(|id| tracing::field::display(format!("{id:032x}"))),
             $message
         );
     }};

@@ -20,6 +20,7 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::access_log;
+use crate::claims::Claims;
 use crate::denial::Denial;
 use crate::metrics::{Metrics, OpenFlow};
 use crate::transferred::Transferred;
@@ -67,6 +68,8 @@ pub struct Party {
     pub workload: Option<Arc<Workload>>,
     /// Who it is: proved by TLS, or our own pod.
     pub identity: Option<Identity>,
+    /// What it says of itself, where the mesh knows nothing of it.
+    pub claims: Option<Arc<Claims>>,
 }
 
 /// What is known of a flow once it is decided.
@@ -84,6 +87,8 @@ pub struct Flow {
     pub service: Option<Arc<Service>>,
     /// How it is secured.
     pub security: SecurityPolicy,
+    /// The trace that both ends log it under (W3C Trace Context, `trace-id`).
+    pub trace_id: Option<u128>,
 }
 
 /// Begins records. Clones share everything.

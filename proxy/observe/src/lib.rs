@@ -11,6 +11,7 @@
 
 mod access_log;
 mod bpf;
+mod claims;
 mod connections;
 mod denial;
 mod flow;
@@ -23,6 +24,7 @@ mod testing;
 mod transferred;
 
 pub use bpf::{BpfOutcomes, ReadOutcomes};
+pub use claims::Claims;
 pub use connections::{Connection, Connections, Protocol, Tracked};
 pub use denial::Denial;
 pub use flow::{Direction, Flow, FlowRecord, Observe, OpenSocket, Party, Pending, SecurityPolicy};

@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use self::labels::{Traffic, label};
+use crate::claims::Shown;
 use crate::denial::Denial;
 use crate::flow::{Direction, Flow};
 use crate::sharded::Sharded;
@@ -39,6 +40,7 @@ pub(crate) struct Metrics {
     /// `culvert_connections_denied_early_total`: one sample a [`Denial`].
     denied: Family<DenialLabel, Counter>,
     live: Arc<Sharded<Arc<Meter>>>,
+    shown: Shown,
 }
 
 impl Metrics {
@@ -52,6 +54,7 @@ impl Metrics {
             sockets: Family::default(),
             denied: Family::default(),
             live: Arc::default(),
+            shown: Shown::default(),
         };
         let istio = registry.sub_registry_with_prefix("istio");
         let mut traffic = |name: &str, help: &str, family: &Family<Traffic, Counter>| {
@@ -111,7 +114,7 @@ impl Metrics {
         flow: &Flow,
         transferred: Arc<Transferred>,
     ) -> OpenFlow {
-        let labels = Traffic::of(direction, flow);
+        let labels = Traffic::of(direction, flow, &self.shown);
         self.opened.get_or_create(&labels).inc();
         let meter = Arc::new(Meter {
             transferred,

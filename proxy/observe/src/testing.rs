@@ -28,12 +28,13 @@ pub(crate) fn flow() -> Flow {
         destination: proved(workload("db")),
         service: Some(Arc::new(service())),
         security: SecurityPolicy::MutualTls,
+        trace_id: None,
     }
 }
 
 /// The same in plaintext, where nobody proves who they are.
 pub(crate) fn plain(unknown: Unknown) -> Flow {
-    let known = |name| Party { workload: Some(Arc::new(workload(name))), identity: None };
+    let known = |name| Party { workload: Some(Arc::new(workload(name))), ..Party::default() };
     let (source, destination) = match unknown {
         Unknown::Source => (Party::default(), known("db")),
         Unknown::Destination => (known("web"), Party::default()),
@@ -46,12 +47,13 @@ pub(crate) fn plain(unknown: Unknown) -> Flow {
         destination,
         service: None,
         security: SecurityPolicy::Unknown,
+        trace_id: None,
     }
 }
 
 fn proved(workload: Workload) -> Party {
     let identity = Some(workload.identity.clone());
-    Party { workload: Some(Arc::new(workload)), identity }
+    Party { workload: Some(Arc::new(workload)), identity, claims: None }
 }
 
 fn workload(name: &str) -> Workload {

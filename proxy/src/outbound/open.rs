@@ -145,6 +145,7 @@ async fn located(
 /// One route, ready to be dialled, and the flow that it makes.
 struct Plan {
     flow: Flow,
+    trace: TraceParent,
     course: Course,
 }
 
@@ -165,31 +166,36 @@ struct Tunnelled {
 
 impl Plan {
     fn new(source: &Arc<Workload>, route: Route) -> Result<Self, Refused> {
+        let trace = TraceParent::random(&mut rand::rng());
         match route {
             Route::Refuse(refusal) => Err(Refused::Mesh(refusal)),
             Route::Direct { dst, workload, service } => Ok(Self {
                 flow: Flow {
                     dst: address(&dst)?,
                     hbone_authority: None,
-                    source: Party { identity: None, workload: Some(Arc::clone(source)) },
-                    destination: Party { identity: None, workload },
+                    source: Party { workload: Some(Arc::clone(source)), ..Party::default() },
+                    destination: Party { workload, ..Party::default() },
                     service,
                     security: SecurityPolicy::Unknown,
+                    trace_id: None,
                 },
                 course: Course::Direct,
+                trace,
             }),
             Route::Hbone(route) => {
                 let HboneRoute { gateway, authority, expected, workload, service, hop } = route;
-                let flow = flow(source, address(&gateway)?, &authority, workload, service.clone());
+                let service_of = service.clone();
+                let flow =
+                    flow(source, address(&gateway)?, &authority, workload, service_of, trace);
                 let authority = authority.to_string().try_into().map_err(Refused::Authority)?;
                 let tunnel = Tunnelled { expected, authority, service, hop };
-                Ok(Self { flow, course: Course::Hbone(tunnel) })
+                Ok(Self { flow, trace, course: Course::Hbone(tunnel) })
             }
             Route::DoubleHbone(route) => {
                 let DoubleHboneRoute { gateway, gateway_expected, authority, .. } = route;
                 let service = Some(route.service);
                 let dst = address(&gateway)?;
-                let flow = flow(source, dst, &authority, route.workload, service.clone());
+                let flow = flow(source, dst, &authority, route.workload, service.clone(), trace);
                 let authority: Authority =
                     authority.to_string().try_into().map_err(Refused::Authority)?;
                 let tunnel = |expected, hop| Tunnelled {
@@ -203,7 +209,7 @@ impl Plan {
                     inner: tunnel(route.expected, route.hop),
                     lane: rand::rng().random_range(0..LANES),
                 };
-                Ok(Self { flow, course })
+                Ok(Self { flow, trace, course })
             }
         }
     }
@@ -232,12 +238,12 @@ impl Plan {
             Course::Direct => Ok(Far::Plain(ctx.dialer.dial(gateway, Leg::Passthrough).await?)),
             Course::Hbone(tunnel) => {
                 let credential = ctx.node.certificates.fetch(&source.identity).await?;
-                let request = request(ctx, peer, source, tunnel);
+                let request = request(ctx, peer, source, tunnel, self.trace);
                 Ok(Far::Tunnel(through(ctx, credential, tunnel, gateway, request).await?))
             }
             Course::Double { outer, inner, lane } => {
                 let credential = ctx.node.certificates.fetch(&source.identity).await?;
-                let mut within = request(ctx, peer, source, inner);
+                let mut within = request(ctx, peer, source, inner, self.trace);
                 if let Ok(network) = HeaderValue::try_from(&ctx.node.network) {
                     within.headers.insert(FORWARDED_NETWORK, network);
                 }
@@ -251,7 +257,7 @@ impl Plan {
                         lane: *lane,
                     }),
                 };
-                let outer_request = request(ctx, peer, source, outer);
+                let outer_request = request(ctx, peer, source, outer, self.trace);
                 let (ctx, outer, timeouts) = (Arc::clone(ctx), outer.clone(), ctx.node.timeouts);
                 let expected = inner.expected.clone();
                 let pool = Arc::clone(&ctx);
@@ -334,6 +340,7 @@ fn flow(
     authority: &Place,
     workload: Arc<Workload>,
     service: Option<Arc<Service>>,
+    trace: TraceParent,
 ) -> Flow {
     Flow {
         dst: gateway,
@@ -341,10 +348,16 @@ fn flow(
         source: Party {
             identity: Some(source.identity.clone()),
             workload: Some(Arc::clone(source)),
+            claims: None,
         },
-        destination: Party { identity: Some(workload.identity.clone()), workload: Some(workload) },
+        destination: Party {
+            identity: Some(workload.identity.clone()),
+            workload: Some(workload),
+            claims: None,
+        },
         service,
         security: SecurityPolicy::MutualTls,
+        trace_id: Some(trace.trace_id),
     }
 }
 
@@ -355,13 +368,19 @@ fn address(place: &Place) -> Result<SocketAddr, Refused> {
     }
 }
 
-fn request(ctx: &PodContext, peer: SocketAddr, source: &Workload, tunnel: &Tunnelled) -> Connect {
+fn request(
+    ctx: &PodContext,
+    peer: SocketAddr,
+    source: &Workload,
+    tunnel: &Tunnelled,
+    trace: TraceParent,
+) -> Connect {
     let host = tunnel.service.as_ref().map(|service| service.key.hostname.to_string());
     let forwarded = Forwarded { client: Some(peer), host: host.unwrap_or_default() };
     let headers: HeaderMap = [
         (BAGGAGE, ctx.node.baggage(source).to_value()),
         (FORWARDED, forwarded.to_value()),
-        (TRACEPARENT, TraceParent::random(&mut rand::rng()).to_value()),
+        (TRACEPARENT, trace.to_value()),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))

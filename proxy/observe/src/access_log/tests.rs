@@ -156,3 +156,10 @@ async fn the_json_form_has_the_same_keys_in_the_same_order() {
         \"message\":\"connection complete\"}";
     assert_eq!(logged(LogLine::Json, || record.finish()), [want]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_trace_comes_last() {
+    let flow = crate::Flow { trace_id: Some(0xab), ..flow() };
+    let lines = logged(LogLine::Plain, || begin(Direction::Inbound).open(flow).finish());
+    assert!(lines[0].ends_with(" trace_id=000000000000000000000000000000ab"), "{lines:?}");
+}

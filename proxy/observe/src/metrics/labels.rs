@@ -8,6 +8,7 @@ use culvert_mesh::reason::ResponseFlag;
 use culvert_mesh::service::Service;
 use prometheus_client::encoding::{EncodeLabelKey as _, EncodeLabelSet, LabelSetEncoder};
 
+use crate::claims::{Claims, Shown};
 use crate::flow::{Direction, Flow, Party, SecurityPolicy};
 
 /// The value of what is not known.
@@ -33,7 +34,7 @@ struct Side {
     namespace: Arc<str>,
     principal: Option<Identity>,
     cluster: Arc<str>,
-    /// Region and zone of a known workload.
+    /// Region and zone, if anything is known of it.
     locality: Option<(Arc<str>, Arc<str>)>,
 }
 
@@ -47,15 +48,15 @@ struct Names {
 
 impl Traffic {
     /// The labels of `flow` while nothing has gone wrong.
-    pub(crate) fn of(direction: Direction, flow: &Flow) -> Self {
-        let mut destination = Side::of(&flow.destination);
+    pub(crate) fn of(direction: Direction, flow: &Flow, shown: &Shown) -> Self {
+        let mut destination = Side::of(&flow.destination, shown);
         // Whoever the mesh says is there, also where plaintext proves nothing; a source has to prove itself.
         if let Some(workload) = &flow.destination.workload {
             destination.principal = Some(workload.identity.clone());
         }
         Self {
             direction,
-            source: Side::of(&flow.source),
+            source: Side::of(&flow.source, shown),
             service: flow.service.as_deref().map(Names::of).unwrap_or_default(),
             destination,
             flag: ResponseFlag::None,
@@ -65,9 +66,12 @@ impl Traffic {
 }
 
 impl Side {
-    fn of(party: &Party) -> Self {
+    fn of(party: &Party, shown: &Shown) -> Self {
         let principal = party.identity.clone();
-        let Some(workload) = &party.workload else { return Self { principal, ..Self::default() } };
+        let Some(workload) = &party.workload else {
+            let claims = party.claims.as_ref().filter(|claims| shown.admits(claims));
+            return claims.map_or_else(Self::default, |claims| Self::claimed(claims)).by(principal);
+        };
         Self {
             workload: Arc::clone(&workload.workload_name),
             canonical_name: Arc::clone(&workload.canonical_name),
@@ -80,6 +84,22 @@ impl Side {
                 Arc::clone(&workload.locality.zone),
             )),
         }
+    }
+
+    fn claimed(claims: &Claims) -> Self {
+        Self {
+            workload: Arc::clone(&claims.workload),
+            canonical_name: Arc::clone(&claims.canonical_name),
+            canonical_revision: Arc::clone(&claims.canonical_revision),
+            namespace: Arc::clone(&claims.namespace),
+            principal: None,
+            cluster: Arc::clone(&claims.cluster),
+            locality: claims.locality.clone(),
+        }
+    }
+
+    fn by(self, principal: Option<Identity>) -> Self {
+        Self { principal, ..self }
     }
 
     fn principal(&self) -> &str {

@@ -3,7 +3,8 @@ use std::net::SocketAddr;
 use prometheus_client::encoding::text::encode;
 
 use super::*;
-use crate::flow::{Observe, SecurityPolicy};
+use crate::claims::{self, Claims};
+use crate::flow::{Observe, Party, SecurityPolicy};
 use crate::testing::{Unknown, flow, plain};
 
 const SRC: SocketAddr =
@@ -322,4 +323,39 @@ fn a_closed_flow_is_held_no_longer() {
     let transferred = Arc::downgrade(&record.transferred());
     record.finish();
     assert!(transferred.upgrade().is_none());
+}
+
+/// A flow from somebody whom the mesh does not know, and who says to be `workload`.
+fn claimed(workload: &str) -> Flow {
+    let claims =
+        Claims { workload: workload.into(), namespace: "shop".into(), ..Claims::default() };
+    let identity = flow().source.identity;
+    Flow { source: Party { identity, claims: Some(Arc::new(claims)), workload: None }, ..flow() }
+}
+
+#[test]
+fn what_an_unknown_source_says_of_itself_is_shown() {
+    let (observe, registry) = observed();
+    observe.begin(Direction::Inbound, SRC, DST).open(claimed("vm")).finish();
+    let text = observe.encode(&registry).unwrap();
+    let want = "source_workload=\"vm\",source_canonical_service=\"unknown\",\
+        source_canonical_revision=\"unknown\",source_workload_namespace=\"shop\",\
+        source_principal=\"spiffe://cluster.local/ns/shop/sa/web\"";
+    assert!(text.contains(want), "{text}");
+}
+
+#[test]
+fn sources_that_say_ever_new_things_do_not_grow_the_metrics() {
+    let (observe, registry) = observed();
+    let samples = |observe: &Observe| {
+        let text = observe.encode(&registry).unwrap();
+        text.lines().filter(|line| line.starts_with("istio_tcp_connections_opened_total")).count()
+    };
+    for number in 0..2 * claims::MOST {
+        observe.begin(Direction::Inbound, SRC, DST).open(claimed(&number.to_string())).finish();
+    }
+    // One for all those that came too late.
+    assert_eq!(samples(&observe), claims::MOST + 1);
+    observe.begin(Direction::Inbound, SRC, DST).open(claimed("0")).finish();
+    assert_eq!(samples(&observe), claims::MOST + 1);
 }
