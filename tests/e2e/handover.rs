@@ -9,7 +9,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::Duration,
 };
 
@@ -245,7 +244,7 @@ fn transfers_under_way_complete() {
                     stream.write_all(chunk).unwrap_or_else(|e| panic!("{to}: {e}"));
                     sent.update(chunk);
                     // At full speed it would leave an emulated CPU no time for handshakes.
-                    thread::sleep(Duration::from_millis(50));
+                    poll::within(Duration::from_millis(20), || None::<()>);
                 }
                 stream.shutdown(Shutdown::Write).unwrap();
                 let mut reply = String::new();

@@ -12,6 +12,9 @@ use culvert_tests::{
     topology::{Family, Pod, Topology},
 };
 
+/// The last retransmission of a SYN, after seven seconds, that is within the time that a peer's proxy dials for.
+const PEER_DIALS: Duration = Duration::from_secs(6);
+
 #[test]
 fn connects_to_and_from_the_pods_of_a_killed_proxy_wait_for_the_next_one() {
     let Some(topology) = Topology::with_culvert() else { return };
@@ -36,23 +39,34 @@ fn connects_to_and_from_the_pods_of_a_killed_proxy_wait_for_the_next_one() {
             })
             .collect();
         // Into the gap: SYNs to 15008 by the other node's proxy, and to the app by x.
-        poll::until(poll::SOON, "SYNs of both kinds and families at a1", || {
-            let report = eth0.look();
-            let fresh = report.segments.get(before..)?;
-            let arrived = |to| fresh.iter().any(|segment| segment.opens() && segment.dst == to);
-            Family::BOTH
-                .iter()
-                .all(|family| [HBONE_PORT, on_a1].iter().all(|port| arrived(a1.at(*family, *port))))
-                .then_some(())
+        let ((), arrival) = poll::timed(|| {
+            poll::until(poll::SOON, "SYNs of both kinds and families at a1", || {
+                let report = eth0.look();
+                let fresh = report.segments.get(before..)?;
+                let arrived = |to| fresh.iter().any(|segment| segment.opens() && segment.dst == to);
+                Family::BOTH
+                    .iter()
+                    .all(|family| {
+                        [HBONE_PORT, on_a1].iter().all(|port| arrived(a1.at(*family, *port)))
+                    })
+                    .then_some(())
+            });
         });
         for (what, client) in &waiting {
-            assert!(!client.is_finished(), "{what} did not wait");
+            let given_up = arrival > PEER_DIALS && what.starts_with("b1");
+            assert!(!client.is_finished() || given_up, "{what} did not wait");
         }
 
-        mesh.a.launch().unwrap();
-        mesh.a.wait_ready().unwrap();
+        let ((), start) = poll::timed(|| {
+            mesh.a.launch().unwrap();
+            mesh.a.wait_ready().unwrap();
+        });
         for (what, client) in waiting {
             let reply = client.join().unwrap();
+            // An emulated machine may take longer to start a proxy.
+            if arrival + start > PEER_DIALS && what.starts_with("b1") && reply.is_err() {
+                continue;
+            }
             assert_eq!(reply.unwrap_or_else(|e| panic!("{what}: {e}")), b"patience", "{what}");
         }
     }

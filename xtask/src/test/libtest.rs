@@ -210,12 +210,13 @@ mod tests {
 
     #[test]
     fn what_a_failed_test_said_last_is_repeated() {
-        let said: String = (0..LAST_WORDS).map(|line| format!("{line}\n\n")).collect();
+        let lines: Vec<_> = (0..LAST_WORDS).map(|line| line.to_string()).collect();
+        let said = lines.join("\n\n");
         let output = format!(
-            "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nearly\n{said}\nfailures:\n    a\n\n\
+            "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nearly\n{said}\n\nfailures:\n    a\n\n\
              test result: FAILED. 0 passed; 1 failed; 0 ignored"
         );
-        let want = (0..LAST_WORDS).fold("a".to_owned(), |text, line| format!("{text}\n    {line}"));
+        let want = format!("a\n    {}", lines.join("\n    "));
         assert_eq!(stage(&output, Some(101 << 8)).1, [want]);
     }
 
