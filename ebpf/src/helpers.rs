@@ -204,7 +204,7 @@ pub fn note(ctx: &SockAddrContext, noted: &SkStorage<u64>, cookie: u64) -> bool 
 #[inline(always)]
 pub fn note_anew(ctx: &SockAddrContext, noted: &SkStorage<u64>, mut cookie: u64) {
     if let Some(sk) = socket_of(ctx) {
-        storage(noted, sk, &mut cookie, BPF_SK_STORAGE_GET_F_CREATE.into());
+        storage(noted, sk, &raw mut cookie, BPF_SK_STORAGE_GET_F_CREATE.into());
     }
 }
 
