@@ -12,8 +12,7 @@ use culvert_tests::{
     topology::{Family, Pod, Topology},
 };
 
-/// The last retransmission of a SYN, after seven seconds, that is within the time that a peer's proxy dials for.
-const PEER_DIALS: Duration = Duration::from_secs(6);
+use crate::talk::PEER_DIALS;
 
 #[test]
 fn connects_to_and_from_the_pods_of_a_killed_proxy_wait_for_the_next_one() {
@@ -63,7 +62,6 @@ fn connects_to_and_from_the_pods_of_a_killed_proxy_wait_for_the_next_one() {
         });
         for (what, client) in waiting {
             let reply = client.join().unwrap();
-            // An emulated machine may take longer to start a proxy.
             if arrival + start > PEER_DIALS && what.starts_with("b1") && reply.is_err() {
                 continue;
             }

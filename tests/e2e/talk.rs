@@ -9,7 +9,11 @@ use culvert_tests::{
     poll,
     topology::Pod,
 };
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+
+/// How long a node may have no proxy before its peers' proxies give up dialling: they do so for ten seconds, in which the
+/// last SYN is sent after seven. An emulated machine may take longer to start a proxy.
+pub(crate) const PEER_DIALS: Duration = Duration::from_secs(6);
 
 /// `from` reaches the echoing app at `to`.
 #[track_caller]
