@@ -293,9 +293,7 @@ fn rules_and_routes_of_others_stay_as_they_are() {
             a1.netns.output("ip", &arguments).unwrap()
         };
         let all = lists.map(|list| ["-4", "-6"].map(|family| of(family, list))).concat().concat();
-        // Routes that the kernel makes of a link's addresses may be late.
-        let kept: Vec<_> = all.lines().filter(|line| !line.contains(" proto kernel ")).collect();
-        kept.join("\n")
+        without_the_kernels_own(&all)
     };
     let before = settings();
     let mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();
@@ -306,6 +304,12 @@ fn rules_and_routes_of_others_stay_as_they_are() {
     }
     mesh.a.set_pods(&[a2]).unwrap();
     poll::until(poll::SOON, "everything to be as before", || (settings() == before).then_some(()));
+}
+
+/// What `ip` lists, but for routes that the kernel makes of a link's addresses: they may be late.
+fn without_the_kernels_own(list: &str) -> String {
+    let kept: Vec<_> = list.lines().filter(|line| !line.contains(" proto kernel ")).collect();
+    kept.join("\n")
 }
 
 #[test]
@@ -324,9 +328,7 @@ fn the_namespace_of_the_node_is_left_as_it_is() {
         ] {
             all += &node.output(program, arguments).unwrap();
         }
-        // Routes that the kernel makes of a link's addresses may be late.
-        let kept: Vec<_> = all.lines().filter(|line| !line.contains(" proto kernel ")).collect();
-        kept.join("\n")
+        without_the_kernels_own(&all)
     };
     let before = settings();
     let _mesh = Mesh::start(&topology, &MeshFile::new(&topology), Remains::Nothing).unwrap();

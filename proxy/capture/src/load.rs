@@ -219,13 +219,8 @@ impl NodePrograms {
         let mark_own: &mut SockOps = object::program(&mut self.exempt, programs::MARK_OWN)?;
         attach::pinned(mark_own, programs::MARK_OWN, own, &version.link(&mark_own_pin(seat)))?;
         for name in NOTING {
-            let pin = version.link(name);
-            if self.marking == Marking::Noted {
-                let program: &mut CgroupSockAddr = object::program(&mut self.node, name)?;
-                attach::pinned(program, name, root, &pin)?;
-            } else {
-                attach::remove(&pin)?;
-            }
+            let wanted = self.marking == Marking::Noted;
+            self.attach_address_hook(name, wanted, root, version)?;
         }
         let name = match self.marking {
             Marking::Asks => programs::MARK_CONNECT,
@@ -244,15 +239,25 @@ impl NodePrograms {
         };
         let probes = self.attach_probes(options, version)?;
         for name in [programs::REUSE_BIND4, programs::REUSE_BIND6] {
-            let pin = version.link(name);
-            if self.reuse.contains(&name) {
-                let program: &mut CgroupSockAddr = object::program(&mut self.node, name)?;
-                attach::pinned(program, name, root, &pin)?;
-            } else {
-                attach::remove(&pin)?;
-            }
+            self.attach_address_hook(name, self.reuse.contains(&name), root, version)?;
         }
         Ok(Attached { marking, probes })
+    }
+
+    /// Attaches the program, or takes away what a process before has attached where it is not `wanted`.
+    fn attach_address_hook(
+        &mut self,
+        name: &'static str,
+        wanted: bool,
+        root: Cgroup<'_>,
+        version: &VersionPins,
+    ) -> Result<(), CaptureError> {
+        let pin = version.link(name);
+        if !wanted {
+            return attach::remove(&pin);
+        }
+        let program: &mut CgroupSockAddr = object::program(&mut self.node, name)?;
+        attach::pinned(program, name, root, &pin)
     }
 
     /// Exempts what kubelet dials, where its cgroup is known.
